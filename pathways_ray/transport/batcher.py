@@ -17,13 +17,17 @@ from itertools import repeat
 
 from pathways_ray import limits
 from pathways_ray.errors import TooLarge
-from pathways_ray.transport.messages import Message, encode
+from pathways_ray.transport.messages import Message, Put, PutDone, Stored, encode
 
 MAX_BATCH_BYTES = 8 << 20
 """A batch is closed when it reaches this size, so that arrays do not pile up in one message."""
 
 MAX_MESSAGES = 4096
 """Messages that are taken out at a time."""
+
+SMALL = frozenset((Put, PutDone, Stored))
+"""Messages of which many come together, and that carry no bytes of arrays, nor programs: a batch of them is encoded in
+one step, since all of it may be there at once."""
 
 MAX_HEADER_BYTES = 5
 """Bytes of a batch beside its messages."""
@@ -79,7 +83,13 @@ class Batcher:
         if len(waiting) == 1 and composing is None:  # a lone message, whose sender is waited for
             return iter((_LONE + encode(waiting.popleft()),))
         messages = list(map(_first, repeat(waiting, min(len(waiting), most))))
-        return batches(messages if composing is None else composing(messages))
+        if composing is not None:
+            messages = composing(messages)
+        if messages and SMALL.issuperset(map(type, messages)):
+            whole = encode(messages)
+            if len(whole) <= MAX_BATCH_BYTES:
+                return iter((whole,))
+        return batches(messages)
 
     def clear(self) -> None:
         """Forgets the messages that wait."""

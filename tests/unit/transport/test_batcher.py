@@ -12,19 +12,23 @@ from pathways_ray.transport.batcher import (
     LONG_GATHER_DEPTH,
     LONG_GATHER_S,
     MAX_BATCH_BYTES,
+    MAX_HEADER_BYTES,
     Batcher,
     batches,
     joined_batches,
 )
 from pathways_ray.transport.messages import (
+    FROM_HOST_DATA,
     TO_CLIENT,
     Completed,
     FetchPart,
     LaunchFailed,
     Message,
+    PutDone,
+    Stored,
     encode,
 )
-from tests.unit.helpers import requests_in
+from tests.unit.helpers import VECTOR, requests_in
 
 
 @pytest.mark.parametrize("count", [0, 1, 15, 16, 17, 65_535, 65_536, 70_000])
@@ -36,6 +40,30 @@ def test_batches_are_what_the_decoder_reads(count: int) -> None:
     assert [m for batch in made for m in TO_CLIENT.decode_batch(batch)] == messages
     if count:
         assert made[0] == encode(messages)
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 15, 16, 4096])
+def test_small_messages_that_are_encoded_in_one_step_make_the_same_batch(count: int) -> None:
+    """Also where they were composed, perhaps to none at all, and beside others."""
+    small: list[Message] = [Stored(0, 1, number, 1, VECTOR, ()) for number in range(count)]
+    beside: list[Message] = [*small, Completed((7,))]
+    for given in (small, beside):
+        for batcher in (Batcher(), Batcher(compose=lambda messages: messages)):
+            batcher.put_all(given)
+            assert batcher.take(5000) == list(batches(given))
+    nothing = Batcher(compose=lambda messages: [])
+    nothing.put_all(small)
+    assert nothing.take(5000) == []
+
+
+def test_very_many_small_messages_are_several_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pathways_ray.transport.batcher.MAX_BATCH_BYTES", 1000)
+    batcher, sent = Batcher(), [PutDone(number) for number in range(1000)]
+    batcher.put_all(sent)
+    made = batcher.take()
+    assert len(made) > 1
+    assert max(map(len, made)) <= 1000 + MAX_HEADER_BYTES
+    assert [one for batch in made for one in FROM_HOST_DATA.decode_batch(batch)] == sent
 
 
 def part(size: int, number: int = 1) -> FetchPart:
