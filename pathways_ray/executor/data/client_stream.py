@@ -11,7 +11,7 @@ from typing import Any
 from pathways_ray.errors import QuotaExceeded
 from pathways_ray.executor.data.buffer_store import Waiter
 from pathways_ray.executor.data.shard_reader import is_computed
-from pathways_ray.executor.data.upload import PipedUpload, SharedUpload, Upload
+from pathways_ray.executor.data.upload import PipedUpload, SharedUpload, Upload, WholeUpload
 from pathways_ray.executor.data.upload_plan import UploadPlan
 from pathways_ray.executor.data.upload_quota import Name, UploadQuota
 from pathways_ray.ir.plan import PlacedSlice
@@ -120,12 +120,10 @@ class ClientStream:
 
         Raises:
             QuotaExceeded: too many that came with a file or a pipe are not stored yet.
-            WireError: the file does not fit.
+            WireError: the file, or what came with the message, does not fit.
         """
         if came is None:
-            whole = Upload(message, plan)
-            whole.take(message.whole, local)
-            return whole
+            return WholeUpload(message, plan, local) if message.whole else Upload(message, plan)
         if len(self.handed) >= MAX_PIPES:
             raise QuotaExceeded(
                 f"{MAX_PIPES} arrays of a stream may come by pipes and in files at a time; one more came"

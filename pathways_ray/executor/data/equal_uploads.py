@@ -111,8 +111,8 @@ class EqualUploads:
 
 def _has_bytes(array: jax.Array, upload: Upload, devices: Sequence[jax.Device]) -> bool:
     """Whether the shards of an array are what was uploaded, bit for bit."""
-    shards, where = shards_by_device(array), dict(upload.local)
-    parts = zip(upload.boxes, upload.buffers, strict=True)
+    shards, where = shards_by_device(array), dict(upload.plan.local)
+    parts = zip(upload.plan.boxes, upload.buffers, strict=True)
     return all(
         _are_equal(np.asarray(shards[devices[where[box]]]).reshape(-1).view(np.uint8), data) for box, data in parts
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import socket
 import threading
-from collections.abc import Sequence
+from typing import NoReturn
 from weakref import WeakSet
 
 import jax
@@ -28,41 +28,21 @@ them its heap and the stacks of its threads, and an array of one byte in a file 
 
 
 class Upload:
-    """An array on its way in: a byte buffer for each distinct box of this host, filled from its start to its end.
+    """An array on its way in: a byte buffer for each distinct box of this host, filled from its start to its end."""
 
-    `boxes` and `local` are those of its plan.
-    """
+    came_by: socket.socket | None = None
+    """The local socket by which its client reads the answer."""
 
     def __init__(self, message: wire.PutOpen, plan: UploadPlan) -> None:
         self.message, self.plan = message, plan
-        self.boxes, self.local = plan.boxes, plan.local
-        self.size = self.missing = plan.size * len(plan.boxes)
-        self.came_by: socket.socket | None = None
-        """The local socket by which its client reads the answer."""
+        self.size = self.missing = plan.bytes
         self._allocate(plan.size)
 
     def _allocate(self, size: int) -> None:
         """Makes room for boxes of this size."""
-        self.buffers = [aligned(size) for _ in self.boxes]
+        self.buffers = [aligned(size) for _ in self.plan.boxes]
         # The only record of what is filled: a part that came twice would leave another client's bytes in a gap.
-        self.filled = [0] * len(self.boxes)
-
-    def take(self, whole: Sequence[wire.Bytes], local: socket.socket | None) -> None:
-        """Fills the boxes that came with the message, if any did: its client waits at the local socket then.
-
-        Raises:
-            WireError: they do not fill the array, or it is not small.
-        """
-        if not whole:
-            return
-        if self.size > limits.MAX_WHOLE_BYTES:
-            raise WireError(f"{self.size} bytes came with their array; {limits.MAX_WHOLE_BYTES} may")
-        for number, data in enumerate(whole):
-            self.add(wire.PutPart(self.message.request, number, 0, data))
-        if self.missing:
-            raise WireError(f"{self.missing} bytes are missing of an array that came whole")
-        self.came_by = local
-        self.message = msgspec.structs.replace(self.message, whole=())  # views of all that came in one batch
+        self.filled = [0] * len(self.plan.boxes)
 
     def add(self, part: wire.PutPart) -> None:
         if not 0 <= part.box < len(self.buffers):
@@ -86,13 +66,42 @@ class Upload:
         key = hashlib.sha256(f"uploads {secret}".encode()).digest()
         return {
             positions[box]: hashlib.blake2b(data.data, digest_size=DIGEST_BYTES, key=key).digest()
-            for box, data in zip(self.boxes, self.buffers, strict=True)
+            for box, data in zip(self.plan.boxes, self.buffers, strict=True)
             if box in positions
         }
 
     def array(self, compiler: Compiler) -> jax.Array:
         """The array on the devices. Those of CPU hosts use the memory that its bytes came to."""
         return self.plan.array(self.buffers, compiler)
+
+
+class WholeUpload(Upload):
+    """A small array whose bytes came with its message: each box is copied, since the message has views of all that came
+    in one batch. Devices copy it again where it is not aligned, which takes less time than to align it.
+
+    Raises:
+        WireError: the bytes do not fill the array, or it is not small.
+    """
+
+    def __init__(self, message: wire.PutOpen, plan: UploadPlan, local: socket.socket | None) -> None:
+        super().__init__(message, plan)
+        self.came_by = local
+        self.message = msgspec.structs.replace(message, whole=())
+
+    def _allocate(self, size: int) -> None:
+        whole = self.message.whole
+        if self.size > limits.MAX_WHOLE_BYTES:
+            raise WireError(f"{self.size} bytes came with their array; {limits.MAX_WHOLE_BYTES} may")
+        if list(map(len, whole)) != self.plan.sizes:
+            self._refuse(size)
+        self.buffers, self.missing = [np.frombuffer(data, np.uint8).copy() for data in whole], 0
+
+    def _refuse(self, size: int) -> NoReturn:
+        """Says what is wrong with the first box that does not fit, as of an array in parts."""
+        super()._allocate(size)
+        for number, data in enumerate(self.message.whole):
+            self.add(wire.PutPart(self.message.request, number, 0, data))
+        raise WireError(f"{self.missing} bytes are missing of an array that came whole")
 
 
 class SharedUpload(Upload):
@@ -107,7 +116,7 @@ class SharedUpload(Upload):
         super().__init__(message, plan)
 
     def _allocate(self, size: int) -> None:
-        self._places, self._bytes = offsets([size] * len(self.boxes))
+        self._places, self._bytes = offsets(self.plan.sizes)
         self.missing = 0
         self._file.check(self._bytes)
 
@@ -141,8 +150,8 @@ class PipedUpload(Upload):
     ) -> None:
         super().__init__(message, plan)
         self.pipe, self.missing, self._client, self._turn = pipe, 0, client, turn
-        if message.places and len(message.places) != len(self.boxes):
-            raise WireError(f"{len(message.places)} places came for an array of {len(self.boxes)} boxes here")
+        if message.places and len(message.places) != len(plan.boxes):
+            raise WireError(f"{len(message.places)} places came for an array of {len(plan.boxes)} boxes here")
 
     def array(self, compiler: Compiler) -> jax.Array:
         places = [(address, self.plan.size) for address in self.message.places]

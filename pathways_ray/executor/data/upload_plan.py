@@ -29,8 +29,8 @@ class UploadPlan:
     """Uploads of one type, layout and slice, on the devices of a host.
 
     `local` are the boxes of its devices, each with the device's number, `boxes` those that differ, and `positions` the
-    first place in the mesh of each that other hosts hold as well. `size` is that of a box, `device_bytes` that on all
-    devices, both in bytes.
+    first place in the mesh of each that other hosts hold as well. In bytes, `size` is that of a box, `sizes` those of
+    all `boxes`, `bytes` their sum, and `device_bytes` that on all devices.
     """
 
     def __init__(self, kind: ArrayType, spec: Spec, placed: PlacedSlice, host: int) -> None:
@@ -44,6 +44,10 @@ class UploadPlan:
         self.dtype = dtype_of(kind.dtype)
         self.shape = box_shape(self.boxes[0])
         self.size = math.prod(self.shape) * self.dtype.itemsize
+        self.sizes = [self.size] * len(self.boxes)
+        self.bytes = sum(self.sizes)
+        numbers = {box: number for number, box in enumerate(self.boxes)}
+        self._held = [numbers[box] for box, _ in self.local]
         self.device_bytes = max(device_bytes([box for box, _ in self.local], kind.dtype), limits.MIN_BUFFER_BYTES)
         self._make: Callable[[Sequence[np.ndarray[Any, Any]]], jax.Array] | None = None
 
@@ -52,8 +56,8 @@ class UploadPlan:
         if self._make is None:
             sharding, devices = compiler.sharding(self.placed, self.spec), [compiler.devices[k] for _, k in self.local]
             self._make = array_maker(self.kind.shape, self.dtype, sharding, devices)
-        arrays = {box: data.view(self.dtype).reshape(self.shape) for box, data in zip(self.boxes, buffers, strict=True)}
-        return self._make([arrays[box] for box, _ in self.local])
+        arrays = [data.view(self.dtype).reshape(self.shape) for data in buffers]
+        return self._make([arrays[number] for number in self._held])
 
 
 class UploadPlans:

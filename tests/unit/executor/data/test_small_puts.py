@@ -25,7 +25,7 @@ from pathways_ray.client.events import Uploaded
 from pathways_ray.client.living import LivingUploads
 from pathways_ray.client.local_reader import LocalReader, Sleeper
 from pathways_ray.errors import Failure
-from pathways_ray.executor.data.upload import Upload as HostUpload
+from pathways_ray.executor.data.upload import WholeUpload
 from pathways_ray.executor.data.upload_plan import UploadPlan
 from pathways_ray.ir.plan import PlacedSlice
 from pathways_ray.ir.types import ArrayType
@@ -309,8 +309,9 @@ def test_what_comes_whole_is_small_and_holds_nothing_of_its_batch(host: Host, wi
     refused = wire.next()
     assert isinstance(refused, DataFailed)
     assert f"1048576 bytes came with their array; {limits.MAX_WHOLE_BYTES} may" in refused.failure.message
-    upload = HostUpload(
-        PutOpen(1, 9, KIND, SPEC, PLACED, TAG, whole=(SMALL.tobytes(),)), UploadPlan(KIND, SPEC, PLACED, 0)
-    )
-    upload.take(upload.message.whole, None)
+    came = bytearray(SMALL.tobytes())
+    opening = PutOpen(1, 9, KIND, SPEC, PLACED, TAG, whole=(memoryview(came),))
+    upload = WholeUpload(opening, UploadPlan(KIND, SPEC, PLACED, 0), None)
     assert (upload.missing, upload.message.whole) == (0, ())
+    came[:] = bytes(len(came))
+    assert [data.tobytes() for data in upload.buffers] == [SMALL.tobytes()]
