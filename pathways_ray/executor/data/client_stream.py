@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from pathways_ray.errors import QuotaExceeded
-from pathways_ray.executor.data.buffer_store import Waiter
+from pathways_ray import limits
+from pathways_ray.errors import AuthenticationError, QuotaExceeded, WireError
+from pathways_ray.executor.data.buffer_store import Gone, Waiter
 from pathways_ray.executor.data.shard_reader import is_computed
 from pathways_ray.executor.data.upload import PipedUpload, SharedUpload, Upload, WholeUpload
 from pathways_ray.executor.data.upload_plan import UploadPlan
 from pathways_ray.executor.data.upload_quota import Name, UploadQuota
 from pathways_ray.ir.plan import PlacedSlice
+from pathways_ray.observe.views import MAX_STOPPED, Arriving
 from pathways_ray.transport import links, outboxes
 from pathways_ray.transport import messages as wire
 from pathways_ray.transport.capabilities import Grant, is_slice_tag
@@ -52,6 +55,8 @@ class ClientStream:
         self.grant = grant
         self.session = grant.session
         self.quota = quota
+        self.gone: Gone | None = None if grant.allowance is None else quota.gone
+        """Where it is said that one of its arrays has left the store; None where these count only on their way."""
         self.outbox = outboxes.AsyncOutbox()
         self.uploads: dict[int, Upload] = {}
         self.fetches: dict[int, FetchRequest] = {}
@@ -96,17 +101,30 @@ class ClientStream:
         fetches = list(self.fetches.values())  # in one step: the threads that answer take fetches out meanwhile
         return sum(fetching.file is not None or fetching.pipe is not None for fetching in fetches)
 
-    def has_slice(self, placed: PlacedSlice, tag: str, secret: str) -> bool:
-        """Whether the controller gave a slice to the session: its tag says so, at which it is looked once."""
-        key = placed, tag
-        if key in self._slices:
-            return True
+    def check(self, put: wire.PutOpen, secret: str) -> None:
+        """Looks whether an upload may come to this session, and by this stream.
+
+        Raises:
+            AuthenticationError: the controller did not give its slice to the session.
+            QuotaExceeded: too many are under way.
+            WireError: its number is that of one that is.
+        """
+        if (put.placed, put.slice_tag) not in self._slices:
+            self._check_slice(put.placed, put.slice_tag, secret)
+        if put.request in self.uploads:
+            raise WireError(f"request {put.request} is under way already")
+        if len(self.uploads) >= limits.MAX_REQUESTS:
+            raise QuotaExceeded(f"{limits.MAX_REQUESTS} puts of a stream may be under way; one more was asked for")
+
+    def _check_slice(self, placed: PlacedSlice, tag: str, secret: str) -> None:
+        """Looks once at the tag of a slice, which says that the controller gave it to the session."""
         if not is_slice_tag(secret, self.session, placed, tag):
-            return False
+            raise AuthenticationError(
+                f"session {self.session} has no slice {placed.mesh.id} on these devices: the tag is wrong"
+            )
         if len(self._slices) >= MAX_SLICES:
             self._slices.clear()
-        self._slices.add(key)
-        return True
+        self._slices.add((placed, tag))
 
     def upload(
         self,
@@ -158,6 +176,18 @@ class ClientStream:
     def name_of(self, put: wire.PutOpen) -> Name:
         """The name of what is put, in the tenant's quota."""
         return self.session, put.buffer
+
+
+def arriving(streams: Iterable[ClientStream]) -> tuple[Arriving, ...]:
+    """Some of the uploads that come in; from any thread. Empty where they change at this moment."""
+    try:
+        found = [(stream.session, upload) for stream in streams for upload in stream.uploads.values()]
+    except RuntimeError:
+        return ()
+    return tuple(
+        Arriving(session, upload.message.buffer, upload.size - max(upload.missing, 0), upload.size)
+        for session, upload in found[:MAX_STOPPED]
+    )
 
 
 class FetchRequest:

@@ -22,18 +22,11 @@ from typing import Any
 import jax
 
 from pathways_ray import limits
-from pathways_ray.errors import (
-    AuthenticationError,
-    PathwaysError,
-    QuotaExceeded,
-    TooLarge,
-    WireError,
-    to_failure,
-)
+from pathways_ray.errors import PathwaysError, QuotaExceeded, TooLarge, WireError, to_failure
 from pathways_ray.executor.compile.compiler import Compiler
 from pathways_ray.executor.data.awaited_frees import FREES_LIMIT_S, AwaitedFrees, FreesAwaited
 from pathways_ray.executor.data.buffer_store import BufferStore
-from pathways_ray.executor.data.client_stream import MAX_PIPES, MAX_UNREAD, ClientStream
+from pathways_ray.executor.data.client_stream import MAX_PIPES, MAX_UNREAD, ClientStream, arriving
 from pathways_ray.executor.data.early_calls import EarlyCalls
 from pathways_ray.executor.data.equal_uploads import EqualUploads
 from pathways_ray.executor.data.fetches import FetchServer
@@ -44,7 +37,7 @@ from pathways_ray.executor.data.upload_plan import UploadPlans
 from pathways_ray.executor.data.upload_quota import UploadQuota
 from pathways_ray.executor.run.instructions import Called, Handed
 from pathways_ray.executor.threads import ending_with_process
-from pathways_ray.observe.views import MAX_STOPPED, Arriving
+from pathways_ray.observe.views import Arriving
 from pathways_ray.transport import links, streams
 from pathways_ray.transport import messages as wire
 from pathways_ray.transport.batcher import MAX_HEADER_BYTES, check_batch
@@ -268,15 +261,8 @@ class DataServer:
                 del self.quotas[tenant]
 
     def arriving(self) -> tuple[Arriving, ...]:
-        """Some of the uploads that come in; from any thread. Empty where they change at this moment."""
-        try:
-            found = [(stream.session, upload) for stream in self.streams for upload in stream.uploads.values()]
-        except RuntimeError:
-            return ()
-        return tuple(
-            Arriving(session, upload.message.buffer, upload.size - max(upload.missing, 0), upload.size)
-            for session, upload in found[:MAX_STOPPED]
-        )
+        """Some of the uploads that come in; from any thread."""
+        return arriving(self.streams)
 
     # --- puts ---------------------------------------------------------------------------------------------------------
 
@@ -284,16 +270,16 @@ class DataServer:
         request = message.request
         try:
             if isinstance(message, wire.PutOpen):
-                self._open(stream, message, *local)  # raises `FreesAwaited` beside the others
+                upload = self._open(stream, message, *local)  # raises `FreesAwaited` beside the others
             elif request in stream.uploads:
-                stream.uploads[request].add(message)
+                upload = stream.uploads[request]
+                upload.add(message)
             else:
                 return
-            upload = stream.uploads[request]
             if upload.missing <= 0:
                 if upload.size <= SMALL_BYTES and upload not in stream.handed:
                     self._stored(stream, upload, *self._made(stream, upload))
-                    del stream.uploads[request]
+                    stream.uploads.pop(request, None)
                 else:
                     del stream.uploads[request]
                     task = asyncio.ensure_future(self._store(stream, upload))
@@ -349,15 +335,17 @@ class DataServer:
 
     def _stored(self, stream: ClientStream, upload: Upload, array: jax.Array, digests: dict[int, bytes]) -> None:
         """Keeps an array, and reports it to the controller before its client can launch with it."""
-        message, name = upload.message, stream.name_of(upload.message)
-        gone = None if stream.grant.allowance is None else stream.quota.gone
-        if not self.store.add(stream.session, message.buffer, array, stream.quota.reserved.get(name, 0), gone):
-            taken = WireError(f"buffer {message.buffer} is on host {self.host} already; an upload takes a new number")
+        message, session, buffer = upload.message, stream.session, upload.message.buffer
+        name = session, buffer
+        reserved = stream.quota.reserved.get(name, 0)
+        if not self.store.add(session, buffer, array, reserved, stream.gone):
+            taken = WireError(f"buffer {buffer} is on host {self.host} already; an upload takes a new number")
             self._put_failed(stream, message.request, upload, taken)
             return
-        where = message.placed.mesh.id, message.type, message.spec
-        self.report(wire.Stored(self.host, stream.session, message.buffer, *where, digests))
-        stream.quota.release(name) if gone is None else stream.quota.keep(name)
+        mesh = message.placed.mesh.id
+        self.report(wire.Stored(self.host, session, buffer, mesh, message.type, message.spec, digests))
+        if reserved:
+            stream.quota.release(name) if stream.gone is None else stream.quota.keep(name)
         done = wire.PutDone(message.request)
         if upload.came_by is None or not self.local.send(upload.came_by, wire.encode([done])):
             stream.outbox.send(done)
@@ -367,30 +355,23 @@ class DataServer:
             stream.quota.release(stream.name_of(failed.message))
         stream.outbox.send(wire.DataFailed(request, to_failure(error, "put", host=self.host)))
 
-    def _open(self, stream: ClientStream, message: wire.PutOpen, *came: Any) -> None:
-        """Makes room for an array, once it is clear that it may come; one in a file has it."""
-        if not stream.has_slice(message.placed, message.slice_tag, self.data_secret):
-            raise AuthenticationError(
-                f"session {stream.session} has no slice {message.placed.mesh.id} on these devices: the tag is wrong"
-            )
-        if message.request in stream.uploads:
-            raise WireError(f"request {message.request} is under way already")
-        if len(stream.uploads) >= limits.MAX_REQUESTS:
-            raise QuotaExceeded(f"{limits.MAX_REQUESTS} puts of a stream may be under way; one more was asked for")
+    def _open(self, stream: ClientStream, message: wire.PutOpen, local: Any = None, came: Any = None) -> Upload:
+        """Makes room for an array, once it is clear that it may come; one in a file has it. A small one that came whole
+        is on its way at no time. Within no quota it reserves nothing, and is not among the stream's uploads."""
+        stream.check(message, self.data_secret)
         if len(self.store.of_session(stream.session)) >= MAX_BUFFERS:
             raise QuotaExceeded(f"a session may have {MAX_BUFFERS} arrays on a host; one more was put")
         plan = self.plans.of(message.type, message.spec, message.placed)
-        living = message.living
-        stream.quota.reserve(
-            stream.name_of(message),
-            plan.device_bytes,
-            stream.grant.allowance,
-            living,
-            living >= 0 and self.awaited.is_ahead(stream.session, message),
-        )
+        name, living = (stream.session, message.buffer), message.living
+        if message.whole and came is None and stream.gone is None and plan.bytes <= SMALL_BYTES:
+            stream.quota.check(name, plan.device_bytes)
+            return stream.upload(message, plan, local)
+        behind = living >= 0 and self.awaited.is_ahead(stream.session, message)
+        stream.quota.reserve(name, plan.device_bytes, stream.grant.allowance, living, behind)
         stream.waited_in_vain = False
         try:
-            stream.uploads[message.request] = stream.upload(message, plan, *came)
+            upload = stream.uploads[message.request] = stream.upload(message, plan, local, came)
         except BaseException:
-            stream.quota.release(stream.name_of(message))
+            stream.quota.release(name)
             raise
+        return upload

@@ -84,24 +84,22 @@ class WholeUpload(Upload):
     """
 
     def __init__(self, message: wire.PutOpen, plan: UploadPlan, local: socket.socket | None) -> None:
-        super().__init__(message, plan)
-        self.came_by = local
+        whole = message.whole
+        if plan.bytes > limits.MAX_WHOLE_BYTES:
+            raise WireError(f"{plan.bytes} bytes came with their array; {limits.MAX_WHOLE_BYTES} may")
+        if list(map(len, whole)) != plan.sizes:
+            _refuse(message, plan)
         self.message = msgspec.structs.replace(message, whole=())
+        self.plan, self.size, self.missing, self.came_by = plan, plan.bytes, 0, local
+        self.buffers = [np.frombuffer(data, np.uint8).copy() for data in whole]
 
-    def _allocate(self, size: int) -> None:
-        whole = self.message.whole
-        if self.size > limits.MAX_WHOLE_BYTES:
-            raise WireError(f"{self.size} bytes came with their array; {limits.MAX_WHOLE_BYTES} may")
-        if list(map(len, whole)) != self.plan.sizes:
-            self._refuse(size)
-        self.buffers, self.missing = [np.frombuffer(data, np.uint8).copy() for data in whole], 0
 
-    def _refuse(self, size: int) -> NoReturn:
-        """Says what is wrong with the first box that does not fit, as of an array in parts."""
-        super()._allocate(size)
-        for number, data in enumerate(self.message.whole):
-            self.add(wire.PutPart(self.message.request, number, 0, data))
-        raise WireError(f"{self.missing} bytes are missing of an array that came whole")
+def _refuse(message: wire.PutOpen, plan: UploadPlan) -> NoReturn:
+    """Says what is wrong with the first box that does not fit, as of an array in parts."""
+    filled = Upload(message, plan)
+    for number, data in enumerate(message.whole):
+        filled.add(wire.PutPart(message.request, number, 0, data))
+    raise WireError(f"{filled.missing} bytes are missing of an array that came whole")
 
 
 class SharedUpload(Upload):

@@ -63,6 +63,21 @@ class UploadQuota:
     _held: dict[int, int] = field(default_factory=dict)  # reserved or stored, by session
     _total: int = 0  # of these
 
+    def check(self, buffer: Name, asked: int) -> None:
+        """Looks whether an upload may start, whatever its tenant is allowed.
+
+        Raises:
+            QuotaExceeded: more would be on its way at a time than the runtime takes.
+            WireError: the buffer is on its way already.
+        """
+        if buffer in self.reserved:
+            raise WireError(f"buffer {buffer[1]} is on its way already")
+        if self._coming + asked > limits.MAX_UPLOAD_BYTES:
+            raise QuotaExceeded(
+                f"an upload asks for {asked} bytes on a host, and {self._coming} are on their way; "
+                f"{limits.MAX_UPLOAD_BYTES} are allowed at a time"
+            )
+
     def reserve(
         self,
         buffer: Name,
@@ -80,16 +95,10 @@ class UploadQuota:
 
         Raises:
             FreesAwaited: more than is allowed, but not beside what lives.
-            QuotaExceeded: more than is allowed, or more at a time than the runtime takes.
-            WireError: the buffer is on its way already.
+            QuotaExceeded: more than is allowed, or what `check` raises.
+            WireError: what `check` raises.
         """
-        if buffer in self.reserved:
-            raise WireError(f"buffer {buffer[1]} is on its way already")
-        if self._coming + asked > limits.MAX_UPLOAD_BYTES:
-            raise QuotaExceeded(
-                f"an upload asks for {asked} bytes on a host, and {self._coming} are on their way; "
-                f"{limits.MAX_UPLOAD_BYTES} are allowed at a time"
-            )
+        self.check(buffer, asked)
         if allowed is not None and (behind or self._used() + asked > allowed):
             if 0 <= living <= allowed - asked - self._of_others(buffer[0]):
                 raise FreesAwaited(self._refusal(asked, allowed))
