@@ -11,6 +11,7 @@ import threading
 import time
 import traceback
 from collections import deque
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -233,10 +234,12 @@ class HostExecutor(Inspectable):
         self.said.note(message)  # before it leaves by a link that may have ended
         self.outbox.send(message)
 
-    def _say_stored(self, message: Message) -> None:
-        if isinstance(message, Stored):
-            self.uploads.append(message)
-        self._send(message)
+    def _say_stored(self, reports: Sequence[Stored]) -> None:
+        self.uploads.extend(reports)  # before they leave by a link that may have ended
+        outbox = self.outbox
+        for report in reports:
+            outbox.put(report)
+        outbox.leave(len(reports))
 
     def _link_to(self, address: str, outbox: thread_links.Outbox) -> thread_links.ThreadLink:
         shown, trust = {"authorization": self.link_secret}, trust_of(self.listen.tls)

@@ -85,7 +85,7 @@ class DataServer:
         store: BufferStore,
         data_secret: str,
         listen: ListenConfig,
-        report: Callable[[wire.Message], None],
+        report: Callable[[Sequence[wire.Stored]], None],
         hand: Callable[[Handed | Called], bool] = lambda handed: False,
         others: Mapping[str, links.Handler] = MappingProxyType({}),
         busy: BusyPoll | None = None,
@@ -100,6 +100,7 @@ class DataServer:
         self.plans = UploadPlans(host, len(compiler.devices))
         self.data_secret = data_secret
         self.report = report
+        self._unsaid: list[wire.Stored] = []  # stored in this step of the loop, and not reported yet
         self.quotas: dict[str, UploadQuota] = {}
         self.streams: set[ClientStream] = set()
         self.awaited = AwaitedFrees()
@@ -188,24 +189,32 @@ class DataServer:
 
     async def _take_batch(self, stream: ClientStream, batch: Sequence[wire.ToHostData]) -> None:
         """Takes the messages of a batch. Between them others are served, once it takes long: it may be of calls that
-        are computed here. Before a call that would be left, answers to those before it may leave."""
+        are computed here. Before a call that would be left, answers to those before it may leave. What is stored of
+        arrays one behind the other is reported together."""
         began = time.perf_counter()
         for message in batch:
             crowded = type(message) is wire.ServeCall and not self.served.has_room(stream)
             if crowded or time.perf_counter() - began > TURN_S:
+                self._say_stored()
                 await stream.outbox.room(MAX_UNREAD)
                 await asyncio.sleep(0)
                 if self.store.ended(stream.session):
                     return
                 began = time.perf_counter()
-            if type(message) is wire.CancelFetch and message.request not in stream.fetches:
-                # Its question may have come by the local socket, and the session may end while that is read.
-                await self.local.catch_up(stream, lambda: stream.outbox.has_room(MAX_UNREAD))
-                began = 0.0
             try:
+                if type(message) is wire.PutOpen or type(message) is wire.PutPart:
+                    self._upload(stream, message)
+                    continue
+                self._say_stored()  # the message may be a launch with it
+                if type(message) is wire.CancelFetch and message.request not in stream.fetches:
+                    # Its question may have come by the local socket, and the session may end while that is read.
+                    await self.local.catch_up(stream, lambda: stream.outbox.has_room(MAX_UNREAD))
+                    began = 0.0
                 self._take(stream, message)
             except FreesAwaited as error:  # its bytes are behind it: nothing more is read meanwhile
+                self._say_stored()
                 await self._open_later(stream, message, error)
+        self._say_stored()
 
     def _take(self, stream: ClientStream, message: wire.ToHostData, local: Any = None, file: Any = None) -> None:
         """Takes a message; `local` is the local socket by which it came, if any, `file` came with it."""
@@ -224,6 +233,7 @@ class DataServer:
             self.fetches.withdraw(stream, message.request)
         else:
             self._upload(stream, message, local, file)
+            self._say_stored()
 
     def _take_local(
         self, stream: ClientStream, connection: socket.socket, data: bytes, file: SharedFile | None
@@ -249,6 +259,7 @@ class DataServer:
             stream.wait_for_reader(self.local, connection)
 
     def _end(self, stream: ClientStream) -> None:
+        self._say_stored()
         self.local.dismiss(stream)
         for request in list(stream.fetches):
             self.fetches.withdraw(stream, request)
@@ -322,6 +333,7 @@ class DataServer:
         try:
             made = await self._loop.run_in_executor(stream.storing, self._made, stream, upload)
             self._stored(stream, upload, *made)
+            self._say_stored()
         except Exception as error:  # whatever it is: also that the stream has ended just now
             self._put_failed(stream, upload.message.request, upload, error)
         finally:
@@ -334,7 +346,8 @@ class DataServer:
         return array, upload.digests(self.data_secret)
 
     def _stored(self, stream: ClientStream, upload: Upload, array: jax.Array, digests: dict[int, bytes]) -> None:
-        """Keeps an array, and reports it to the controller before its client can launch with it."""
+        """Keeps an array. It is reported to the controller before its client can launch with it: at the end of this
+        step of the loop, until which nothing leaves by a stream."""
         message, session, buffer = upload.message, stream.session, upload.message.buffer
         name = session, buffer
         reserved = stream.quota.reserved.get(name, 0)
@@ -343,12 +356,21 @@ class DataServer:
             self._put_failed(stream, message.request, upload, taken)
             return
         mesh = message.placed.mesh.id
-        self.report(wire.Stored(self.host, session, buffer, mesh, message.type, message.spec, digests))
+        self._unsaid.append(wire.Stored(self.host, session, buffer, mesh, message.type, message.spec, digests))
         if reserved:
             stream.quota.release(name) if stream.gone is None else stream.quota.keep(name)
         done = wire.PutDone(message.request)
-        if upload.came_by is None or not self.local.send(upload.came_by, wire.encode([done])):
-            stream.outbox.send(done)
+        if upload.came_by is not None:
+            self._say_stored()
+            if self.local.send(upload.came_by, wire.encode([done])):
+                return
+        stream.outbox.send(done)
+
+    def _say_stored(self) -> None:
+        """Reports what is stored and was not reported yet."""
+        if unsaid := self._unsaid:
+            self._unsaid = []
+            self.report(unsaid)
 
     def _put_failed(self, stream: ClientStream, request: int, failed: Upload | None, error: Exception) -> None:
         if failed is not None:

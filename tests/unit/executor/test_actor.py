@@ -27,6 +27,10 @@ class Outbox:
 
     def __init__(self) -> None:
         self.sent: list[Message] = []
+        self.put = self.sent.append
+
+    def leave(self, count: int) -> None:
+        assert 0 < count <= len(self.sent)
 
     def send(self, message: Message) -> None:
         self.sent.append(message)
@@ -43,7 +47,7 @@ def test_an_upload_that_is_stored_while_a_host_rejoins_is_reported_to_the_new_sc
 
     def upload(number: int) -> None:
         executor.store.add(1, number, f"array {number}")
-        executor._say_stored(reports[number])
+        executor._say_stored([reports[number]])
 
     class Found(Outbox):
         def send(self, message: Message) -> None:

@@ -109,14 +109,14 @@ def test_they_are_one_batch(data: DataLinks, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_the_end_of_the_host_ends_all(host: Host, data: DataLinks, monkeypatch: pytest.MonkeyPatch) -> None:
     """The host stores the first ones, and says nothing of the others."""
-    take, taken = host.server._take, list[Any]()
+    take, taken = host.server._upload, list[Any]()
 
     def first_ones(*given: Any) -> None:
         taken.append(given)
         if len(taken) <= 3:
             take(*given)
 
-    monkeypatch.setattr(host.server, "_take", first_ones)
+    monkeypatch.setattr(host.server, "_upload", first_ones)
     heard = Heard([ARRAYS[0]] * 7)
     small_puts.put_together(data, heard.out)
     until(lambda: len(taken) == 7)

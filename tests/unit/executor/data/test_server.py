@@ -9,7 +9,7 @@ import os
 import queue
 import socket as socketlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -80,7 +80,14 @@ class Host:
         devices = jax.local_devices()[:1]
         self.compiler = Compiler(0, devices, {0: devices})
         self.reports: queue.SimpleQueue[Message] = queue.SimpleQueue()
-        self.server = DataServer(0, self.compiler, self.store, SECRET, ListenConfig(), self.reports.put)
+        self.together: list[int] = []
+        """How many were reported at a time."""
+        self.server = DataServer(0, self.compiler, self.store, SECRET, ListenConfig(), self.report)
+
+    def report(self, stored: Sequence[Stored]) -> None:
+        self.together.append(len(stored))
+        for one in stored:
+            self.reports.put(one)
 
     def put(self, buffer: int, value: Any) -> None:
         self.store.put(SESSION, buffer, value if isinstance(value, Failure) else jax.device_put(value))
@@ -1456,7 +1463,7 @@ def test_a_host_that_cannot_begin_to_serve_says_why(host: Host, monkeypatch: pyt
             raise ImportError("no such name")
         serve()
 
-    given = host.compiler, host.store, SECRET, ListenConfig(data="192.0.2.1"), host.reports.put
+    given = host.compiler, host.store, SECRET, ListenConfig(data="192.0.2.1"), host.report
     with pytest.raises(RuntimeError, match=r"host 3 cannot serve data at 192\.0\.2\.1") as caught:
         DataServer(3, *given, run=run)
     assert isinstance(caught.value.__cause__, OSError if begun else ImportError)
