@@ -343,7 +343,7 @@ class DataServer:
         array = upload.array(self.compiler)
         if self.equal is not None:
             array = self.equal.one_of(stream.grant.tenant, stream.session, upload, array)
-        return array, upload.digests(self.data_secret)
+        return array, upload.digests(self.data_secret) if upload.plan.positions else {}
 
     def _stored(self, stream: ClientStream, upload: Upload, array: jax.Array, digests: dict[int, bytes]) -> None:
         """Keeps an array. It is reported to the controller before its client can launch with it: at the end of this
@@ -384,12 +384,12 @@ class DataServer:
         if len(self.store.of_session(stream.session)) >= MAX_BUFFERS:
             raise QuotaExceeded(f"a session may have {MAX_BUFFERS} arrays on a host; one more was put")
         plan = self.plans.of(message.type, message.spec, message.placed)
-        name, living = (stream.session, message.buffer), message.living
+        name = stream.session, message.buffer
         if message.whole and came is None and stream.gone is None and plan.bytes <= SMALL_BYTES:
             stream.quota.check(name, plan.device_bytes)
             return stream.upload(message, plan, local)
-        behind = living >= 0 and self.awaited.is_ahead(stream.session, message)
-        stream.quota.reserve(name, plan.device_bytes, stream.grant.allowance, living, behind)
+        behind = message.living >= 0 and self.awaited.is_ahead(stream.session, message)
+        stream.quota.reserve(name, plan.device_bytes, stream.grant.allowance, message.living, behind)
         stream.waited_in_vain = False
         try:
             upload = stream.uploads[message.request] = stream.upload(message, plan, local, came)
