@@ -26,7 +26,7 @@ from pathways_ray.transport.messages import (
     Stored,
     encode,
 )
-from tests.unit.executor.data.test_server import LIMIT_S, PLACED, SECRET, SESSION, SMALL, Host, Wire
+from tests.unit.executor.data.test_server import LIMIT_S, PLACED, SECRET, SESSION, SMALL, Host, Wire, answer, local
 from tests.waiting import until
 
 KIND, SPEC = ArrayType(SMALL.shape, "float32"), (("x",),)
@@ -59,8 +59,7 @@ def whole(number: int, living: int = -1) -> PutOpen:
 
 def send(wire: Wire, *batch: Message) -> None:
     """Sends messages in one frame."""
-    if wire.outbox._write is None:
-        wire.doors.get(timeout=LIMIT_S)
+    until(lambda: wire.outbox._write is not None)
     assert wire.outbox._write is not None
     wire.outbox._write(framed(encode(list(batch)))[0], True)
 
@@ -93,6 +92,23 @@ def test_arrays_that_come_together_are_reported_together_before_their_client_hea
     assert host.reports.get_nowait() == Stored(0, SESSION, 1, PLACED.mesh.id, KIND, SPEC)
     assert stored(host) == {number: value(number).tolist() for number in range(1, COUNT + 1)}
     assert all(quota.is_empty for quota in host.server.quotas.values())
+
+
+def test_one_that_comes_by_the_local_socket_is_reported_before_it_is_answered_there(
+    host: Host, wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    socket, seen = local(wire), list[list[int]]()
+    answers = host.server.local.send
+
+    def noted(*answer: Any) -> bool:
+        seen.append(list(host.together))
+        return answers(*answer)
+
+    monkeypatch.setattr(host.server.local, "send", noted)
+    for number in (1, 2):
+        assert socket.send(encode(whole(number)))
+        assert answer(socket) == PutDone(number)
+    assert seen == [[1], [1, 1]]
 
 
 @pytest.mark.parametrize(
@@ -168,6 +184,7 @@ def test_what_is_stored_before_its_session_ends_is_reported_and_the_rest_is_not_
         return begin(stream, message, *came)
 
     monkeypatch.setattr(host.server, "_open", noted)
+    until(lambda: bool(host.server.streams))
     send(wire, *map(whole, range(1, 6)))
     until(lambda: not host.server.streams and not host.server.quotas)
     assert opened == [1, 2]
@@ -187,6 +204,7 @@ def test_a_batch_whose_stream_ends_amid_it_is_stored_and_reported(host: Host, mo
         return begin(stream, message, *came)
 
     monkeypatch.setattr(host.server, "_open", noted)
+    until(lambda: bool(host.server.streams))
     send(wire, *map(whole, range(1, 6)))
     until(lambda: not host.server.streams and not host.server.quotas)
     assert reported(host) == [1, 2, 3, 4, 5]
