@@ -19,7 +19,7 @@ from pathways_ray.transport.sockets import EncryptedSocket, PlainSocket, hang_up
 from pathways_ray.transport.tls import Trust
 from pathways_ray.waits import get_within
 
-MAX_DIRECT_MESSAGES = 16
+MAX_DIRECT_MESSAGES = 64
 """Messages that a sender writes at a time: what the kernel does not take is copied."""
 
 LINGER_S = 0.04
