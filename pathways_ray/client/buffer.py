@@ -230,7 +230,10 @@ class Buffer:
 
     def __del__(self) -> None:
         try:
-            record = self.record
+            try:
+                record = self.record
+            except AttributeError:
+                return  # Ctrl-C came as it was made
             record.dropped = True  # before the look: who takes a donated one back looks here after it
             if record.state is not DELETED:
                 self.session.free(record)

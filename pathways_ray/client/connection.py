@@ -125,7 +125,7 @@ class Connection:
         self._session, self._secret, self._link_port = 0, "", 0
         self.state = Channel.ON_STREAM
         self._lock = threading.Lock()
-        self.outbox: grpc_streams.GrpcOutbox | thread_links.Outbox
+        self.outbox: grpc_streams.GrpcOutbox | thread_links.Outbox = grpc_streams.GrpcOutbox()
         self._stream: Any = None
         self._stream_outbox: grpc_streams.GrpcOutbox | None = None
         self._link: thread_links.ThreadLink | None = None
@@ -163,6 +163,7 @@ class Connection:
             ControllerLost: there is no controller, or it does not answer in time.
             PathwaysError: what the controller answers with.
         """
+        self.outbox.hurry()  # the controller is to know what was called before
         if not patient:
             if not self._settled.is_set():
                 raise ControllerLost("the controller is gone, and its successor is looked for")

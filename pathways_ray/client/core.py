@@ -76,7 +76,7 @@ class ClientCore(Cancelling):
         self.dropped: deque[int] = deque()
         """Programs that are called no more, which the next registration says."""
         self._launches, self._programs = count(1), count(1)
-        self._next_buffer, self._now = 1, 0.0
+        self.next_buffer, self._now = 1, 0.0
         self._heard_at: float | None = None
 
     # --- numbers ------------------------------------------------------------------------------------------------------
@@ -86,8 +86,8 @@ class ClientCore(Cancelling):
 
     def new_buffers(self, size: int, kinds: Sequence[Any] = (), program: int = 0) -> list[BufferRecord]:
         """Records of these types with consecutive numbers: a launch, of `program`, names its results by the first."""
-        first = self._next_buffer
-        self._next_buffer = first + size
+        first = self.next_buffer
+        self.next_buffer = first + size
         results = Results(program, first, kinds) if size > 1 and program else None
         made = list(map(BufferRecord, count(first), repeat(PENDING), kinds or repeat(None, size), repeat(results)))
         self.buffers.update(zip(count(first), made, strict=False))

@@ -394,3 +394,4 @@ class Driver(Arrivals):
             with self.sending:  # a destructor may have queued something when this was done last
                 self.release_queue()
             self.wait_until(lambda: not self.core.queue, min(WAIT_SLICE_S, left))
+        self.connection.outbox.hurry()

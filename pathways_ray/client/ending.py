@@ -75,7 +75,7 @@ class Ending:
     donations: Donations
     renewals: Renewals
     coalescer: Coalescer
-    _next_buffer: int
+    next_buffer: int
     _heard_at: float | None
 
     def __init__(self) -> None:
@@ -197,7 +197,7 @@ class Ending:
             name,
             tuple(slices),
             tuple(kept),
-            self._next_buffer,
+            self.next_buffer,
             suspension is not None,
             suspension is not None and suspension.gives_way,
             tuple(sent),

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding
 
+from pathways_ray import limits
 from pathways_ray.client import context, leaves, prng
 from pathways_ray.client.argument_types import ArgumentType
 from pathways_ray.client.array import Array
@@ -26,6 +27,9 @@ from pathways_ray.jax_types import array_type, partition_spec
 
 Target = tuple[VirtualSlice, Spec]
 """Where an array is placed."""
+
+MAX_MOVED = 1024
+"""Arrays that move by one launch: a graph has room for some four times as many."""
 
 _check_once = functools.lru_cache(maxsize=1024)(check_layout)
 """The leaves of a tree are often alike, and move each turn."""
@@ -130,7 +134,7 @@ def put_all_at(values: Sequence[Any], places: Sequence[Target]) -> list[Array]:
     """Places arrays: uploads them from here, or moves them from where they lie."""
     for value, (where, _) in zip(values, places, strict=True):
         _check_is_value(value, where)
-    return _placed(values if len(values) > 1 else values[0], values, places) if values else []
+    return _placed(None, values, places)
 
 
 def _check_is_value(leaf: Any, where: VirtualSlice) -> None:
@@ -139,7 +143,8 @@ def _check_is_value(leaf: Any, where: VirtualSlice) -> None:
 
 
 def _placed(tree: Any, found: Sequence[Any], places: Sequence[Target]) -> list[Array]:
-    """The leaves of a tree at their places. Those that move leave in one launch for each slice that they go to."""
+    """The leaves of a tree, which may be unknown (None), at their places. Those that move leave in one launch for each
+    slice that they go to."""
     made: dict[int, Array] = {}
     uploads: dict[SliceOwner, dict[int, Any]] = {}
     for number, (leaf, (where, spec)) in enumerate(zip(found, places, strict=True)):
@@ -153,11 +158,15 @@ def _placed(tree: Any, found: Sequence[Any], places: Sequence[Target]) -> list[A
             if owner is where.session:
                 continue
         try:  # sessions share no arrays: through this process
-            uploads.setdefault(where.session, {})[number] = where.session.to_put(leaf, where, spec)
+            given = where.session.to_put(leaf, where, spec)
         except (InvalidArray, SpecError) as error:
             raise _about_leaf(error, tree, number) from None
-    for session, given in uploads.items():
-        made.update(zip(given, session.upload_all(list(given.values()), alone=len(found) == 1), strict=True))
+        if given[0].nbytes > limits.MAX_WHOLE_BYTES:  # at once: all of them together may not fit into this process
+            (made[number],) = where.session.upload_all([given])
+        else:
+            uploads.setdefault(where.session, {})[number] = given
+    for session, small in uploads.items():
+        made.update(zip(small, session.upload_all([*small.values()], alone=len(found) == 1), strict=True))
     if len(made) == len(found):
         return [made[number] for number in range(len(found))]
     left = [number for number in range(len(found)) if number not in made]
@@ -167,14 +176,18 @@ def _placed(tree: Any, found: Sequence[Any], places: Sequence[Target]) -> list[A
 
 
 def _moved(found: Sequence[Any], places: Sequence[Target]) -> list[Any]:
-    """Arrays at their places, by one call for each slice."""
-    groups: dict[VirtualSlice, list[int]] = {}
-    for number, (where, _) in enumerate(places):
-        groups.setdefault(where, []).append(number)
+    """Arrays at their places, by one call for each slice, or several for very many. One that has failed goes by itself,
+    and takes no other with it."""
+    groups: dict[tuple[VirtualSlice, int], list[int]] = {}
+    for number, (leaf, (where, _)) in enumerate(zip(found, places, strict=True)):
+        has_failed = isinstance(leaf, Array) and leaf._buffer.record.failure is not None
+        groups.setdefault((where, number + 1 if has_failed else 0), []).append(number)
     made: dict[int, Any] = {}
-    for where, numbers in groups.items():
-        move = _move(where, tuple(places[number][1] for number in numbers))
-        made.update(zip(numbers, move(*(found[number] for number in numbers)), strict=True))
+    for (where, _), group in groups.items():
+        for first in range(0, len(group), MAX_MOVED):
+            numbers = group[first : first + MAX_MOVED]
+            move = _move(where, tuple(places[number][1] for number in numbers))
+            made.update(zip(numbers, move(*(found[number] for number in numbers)), strict=True))
     return [made[number] for number in range(len(found))]
 
 
@@ -186,7 +199,8 @@ def _check_layout(tree: Any, number: int, kind: ArrayType, where: VirtualSlice, 
 
 
 def _about_leaf(error: Any, tree: Any, number: int) -> Any:
-    at = leaves.path(tree, number)
+    """The error, with the path of the leaf in the tree, where that is known."""
+    at = leaves.path(tree, number) if tree is not None else ""
     return leaves.named(error, f"leaf {at}") if at else error
 
 

@@ -6,7 +6,6 @@ been interrupted by a signal handler that waits for a value which that thread is
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Mapping
 from threading import RLock
 
@@ -35,8 +34,6 @@ class UploadTurns:
         self._is_over = is_over
         self._handed: set[int] = set()
         self._coming: dict[int, int] = {}
-        self._coming_bytes = 0
-        self._ended_bytes: deque[int] = deque()
         self._taking = RLock()  # for no wait, and never by one that ends a turn
         self._waiting: dict[Sleeper, None] = {}
 
@@ -63,21 +60,15 @@ class UploadTurns:
         size = sum(sizes.values())
 
         def may() -> bool:
-            while self._ended_bytes:
-                self._coming_bytes -= self._ended_bytes.popleft()
-            return not waits or not self._coming or self._coming_bytes + size <= MAX_COMING_BYTES
+            coming = list(self._coming.values())  # in one step: others end some meanwhile
+            return not waits or not coming or sum(coming) + size <= MAX_COMING_BYTES
 
-        def take() -> None:
-            self._coming.update(sizes)
-            self._coming_bytes += size
-
-        self._take(may, take)
+        self._take(may, lambda: self._coming.update(sizes))
 
     def end(self, request: int) -> None:
         """Ends a turn, if the upload has one; from any thread."""
         self._handed.discard(request)
-        if size := self._coming.pop(request, 0):
-            self._ended_bytes.append(size)
+        self._coming.pop(request, None)
         self.wake()
 
     def wake(self) -> None:

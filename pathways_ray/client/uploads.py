@@ -95,9 +95,15 @@ def upload(
     check_not_mine(*driver.locks)
     driver.check_not_suspended()
     with driver.sending:
-        records = core.new_buffers(len(given), [kind for _, kind in given])
+        first = core.next_buffer
+        try:
+            records = core.new_buffers(len(given), [kind for _, kind in given])
+            buffers = [Buffer(owner, record) for record in records]
+        except BaseException:  # as Ctrl-C: nobody has handles to them
+            for number in range(first, first + len(given)):
+                core.buffers.pop(number, None)
+            raise
     driver.sweep()
-    buffers = [Buffer(owner, record) for record in records]
     for group in _groups(driver, [(record, array) for record, (array, _) in zip(records, given, strict=True)]):
         while group:
             group = _begin(driver, group, alone)

@@ -190,7 +190,9 @@ class HostExecutor(Inspectable):
 
         dispatcher = self.dispatcher
         log = LogReader(self.host, self.epoch, self.link_secret, dispatcher.take)
-        reach = self.listen, self._say_stored, dispatcher.hand, {streams.LOG_STREAM: log.serve}
+        # Noted at once: who rejoins meanwhile says what is stored, and what was, or is to be, reported of it.
+        said = self.listen, self._say_stored, self.uploads.append
+        reach = *said, dispatcher.hand, {streams.LOG_STREAM: log.serve}
         # Of several hosts another thread makes calls (`Dispatcher.hand`), and a collective wants the cores.
         how = () if dispatcher.multi_host else (dispatcher.busy_poll(), self.backend.within_calls)
         data = DataServer(self.host, compiler, self.store, secret, *reach, *how)
@@ -235,7 +237,6 @@ class HostExecutor(Inspectable):
         self.outbox.send(message)
 
     def _say_stored(self, reports: Sequence[Stored]) -> None:
-        self.uploads.extend(reports)  # before they leave by a link that may have ended
         outbox = self.outbox
         for report in reports:
             outbox.put(report)

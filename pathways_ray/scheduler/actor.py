@@ -76,6 +76,7 @@ class IslandScheduler(Inspectable):
         )
         self.core.story.sink = ProcessLog(runtime, self.process).write
         self._unwrap("_carry_out")
+        self._unwrap("_take")
         self.depth = self.core.order.outstanding.__len__
         self.hosts = outboxes.FanOut(self.depth)
         self.branches: dict[int, outboxes.Branch] = {}

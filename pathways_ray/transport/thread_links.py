@@ -85,23 +85,24 @@ class Outbox:
             self.leave(len(messages))
 
     def leave(self, count: int = 1) -> None:
-        """Sends the last `count` messages that were put, or has the link's own thread do so: also where all that waits
-        may be said in fewer messages, or shorter ones."""
-        alone = not (self._composes and len(self._batcher) > count) and self._batcher.lone
-        if self._direct and alone and self._written() and not self._batcher:
+        """Sends the last `count` messages that were put, or has the link's own thread do so. That one takes what others
+        have put as well, and may say all of it in fewer messages: Ctrl-C amid a write by this thread would lose what is
+        not its own, and who put it would not know."""
+        alone = len(self._batcher) <= count <= MAX_DIRECT_MESSAGES and self._batcher.lone
+        if self._direct and alone and self._written(count) and not self._batcher:
             return
         self._urgent = True
         self._call()
 
-    def _written(self) -> bool:
-        """Writes what is there at once, where nobody else writes; False where some of it has to wait. Ctrl-C may come
+    def _written(self, count: int) -> bool:
+        """Writes so many messages at once, where nobody else writes; False where some have to wait. Ctrl-C may come
         right behind the call that takes the lock: `extend` notes what came of that without a step in between."""
         taken: list[bool] = []
         before = _THREAD.writes
         try:
             _THREAD.writes = True  # before it has the lock: a signal handler may come right behind that call, too
             taken.extend(map(self._writing.acquire, (False,)))
-            return True in taken and self._drain(wait=False)
+            return True in taken and self._drain(count, wait=False)
         finally:
             _THREAD.writes = before
             if True in taken:
@@ -135,18 +136,21 @@ class Outbox:
         if self._calls.empty():  # no flag: Ctrl-C between setting it and calling would leave it set
             self._calls.put(None)
 
-    def _drain(self, wait: bool) -> bool:
-        """Writes all that is there; False when some of it has to wait and may not. The caller holds `_writing`."""
+    def _drain(self, most: int, wait: bool) -> bool:
+        """Writes all that is there, or the first `most` messages where it may not `wait`; False when some of these have
+        to. The caller holds `_writing`."""
         write = self._write
         if write is None:
             return False
         if not write(b"", wait):
             return False  # something from before is not out yet
         while self._batcher:
-            batches = self._batcher.taken(MAX_MESSAGES if wait else MAX_DIRECT_MESSAGES, compose=wait)
+            batches = self._batcher.taken(most, compose=wait)
             written = [write(piece, wait) for batch in batches for piece in framed(batch, wait)]  # it keeps the rest
             if not all(written):
                 return False
+            if not wait:
+                break
         return True
 
     def attach(self, write: Callable[[bytes, bool], bool], direct: bool) -> None:
@@ -187,7 +191,7 @@ class Outbox:
             # Each flag is taken back before what it stands for is looked at, so that a later setter calls again.
             self._urgent, self._lingering = False, bool(self._batcher)
             with self._writing:
-                self._drain(wait=True)
+                self._drain(MAX_MESSAGES, wait=True)
                 if self._closed:
                     return
             if pause := self._batcher.gather_s():

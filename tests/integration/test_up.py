@@ -245,7 +245,13 @@ def test_an_up_that_cannot_be_leaves_nothing(python, run, options, code, says) -
     ],
 )
 def test_an_interrupted_up_cleans_up(python, shared_head, run, number) -> None:
-    process = begin(python, shared_head)
+    ignored = signal.getsignal(number) is signal.SIG_IGN  # as `nohup` has it, and whoever is started by this process
+    before = signal.signal(number, signal.SIG_DFL) if ignored else None
+    try:
+        process = begin(python, shared_head)
+    finally:
+        if ignored:
+            signal.signal(number, before)
     process.send_signal(number)
     out, err = process.communicate(timeout=60.0)
     assert process.returncode not in (0, None)

@@ -74,9 +74,9 @@ _PUT_ERRORS = (PathwaysError, ValueError, TypeError, OverflowError, MemoryError,
 
 
 class DataServer:
-    """Serves clients on an event loop in a thread of its own. `report` sends to the scheduler, from any thread; `hand`
-    takes calls to the dispatcher. Links to `others` than clients are served at the same address, by their paths. `run`
-    runs what the thread does, without end."""
+    """Serves clients on an event loop in a thread of its own. `report` sends to the scheduler, from any thread, what
+    went to `note` as it was stored; `hand` takes calls to the dispatcher. Links to `others` than clients are served at
+    the same address, by their paths. `run` runs what the thread does, without end."""
 
     def __init__(
         self,
@@ -86,6 +86,7 @@ class DataServer:
         data_secret: str,
         listen: ListenConfig,
         report: Callable[[Sequence[wire.Stored]], None],
+        note: Callable[[wire.Stored], None],
         hand: Callable[[Handed | Called], bool] = lambda handed: False,
         others: Mapping[str, links.Handler] = MappingProxyType({}),
         busy: BusyPoll | None = None,
@@ -98,8 +99,7 @@ class DataServer:
         self.reader = ShardReader(host, compiler.devices, store)
         self.equal = EqualUploads(compiler.devices) if compiler.backend.shares_memory else None
         self.plans = UploadPlans(host, len(compiler.devices))
-        self.data_secret = data_secret
-        self.report = report
+        self.data_secret, self.report, self.note = data_secret, report, note
         self._unsaid: list[wire.Stored] = []  # stored in this step of the loop, and not reported yet
         self.quotas: dict[str, UploadQuota] = {}
         self.streams: set[ClientStream] = set()
@@ -355,8 +355,9 @@ class DataServer:
             taken = WireError(f"buffer {buffer} is on host {self.host} already; an upload takes a new number")
             self._put_failed(stream, message.request, upload, taken)
             return
-        mesh = message.placed.mesh.id
-        self._unsaid.append(wire.Stored(self.host, session, buffer, mesh, message.type, message.spec, digests))
+        stored = wire.Stored(self.host, session, buffer, message.placed.mesh.id, message.type, message.spec, digests)
+        self.note(stored)
+        self._unsaid.append(stored)
         if reserved:
             stream.quota.release(name) if stream.gone is None else stream.quota.keep(name)
         done = wire.PutDone(message.request)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from pathways_ray.client.ahead import Ahead
 from pathways_ray.client.argument_types import ArgumentType
 from pathways_ray.client.buffer import Upload
 from pathways_ray.client.core import ClientCore
+from pathways_ray.client.data_link import Sent
 from pathways_ray.client.living import LivingUploads
 from pathways_ray.client.session import Session
 from pathways_ray.client.slices import VirtualSlice
@@ -79,8 +81,31 @@ class Controller:
         return found
 
 
+class Link:
+    """In place of the stream to host 0, for uploads that leave together."""
+
+    host, epoch, dead = 0, 1, None
+
+    def __init__(self, hosts: Hosts) -> None:
+        self._hosts = hosts
+        self.uploads: dict[int, Sent] = {}
+
+    def send(self, messages: Sequence[Any]) -> None:
+        self._hosts.batches.append([one.buffer for one in messages])
+        for one in messages:
+            (data,) = one.whole
+            self._hosts.arrays[one.buffer] = np.frombuffer(data, one.type.dtype).reshape(one.type.shape)
+            self._hosts.uploads[one.buffer] = self.uploads.pop(one.request)
+        self._hosts.while_sending()
+
+    def give_up(self, request: int) -> None:
+        if (sent := self.uploads.pop(request, None)) is not None:
+            sent.acknowledge(sent.upload, 0, Failure("Cancelled", "the put was interrupted"))
+
+
 class Hosts:
-    """In place of the data streams. `uploads` has the callbacks of those under way, by buffer."""
+    """In place of the data streams. `uploads` has the callbacks of those under way, by buffer; `batches` the buffers of
+    those that left together."""
 
     def __init__(self) -> None:
         self.ahead = Ahead()
@@ -88,7 +113,9 @@ class Hosts:
         self.changing = threading.RLock()
         self.uploads: dict[int, tuple[Upload, Callable[[Upload, int, Failure | None], None]]] = {}
         self.arrays: dict[int, np.ndarray] = {}
+        self.batches: list[list[int]] = []
         self.moved: list[Any] = []
+        self._link, self._requests = Link(self), itertools.count(1)
         self.failure: Failure | None = None
         self.while_sending: Callable[[], Any] = lambda: None
         self.fetched: Callable[[int], Any] = lambda buffer: np.zeros(2, np.float32)
@@ -101,6 +128,12 @@ class Hosts:
         begun(upload)
         self.while_sending()
         return upload
+
+    def link_to(self, host: int) -> Link:
+        return self._link
+
+    def new_request(self) -> int:
+        return next(self._requests)
 
     def acknowledge(self, buffer: int, failure: Failure | None = None) -> None:
         upload, acknowledge = self.uploads.pop(buffer)

@@ -12,8 +12,9 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import pathways_ray as pw
-from pathways_ray.client import specs
-from pathways_ray.errors import UsageError
+from pathways_ray import limits
+from pathways_ray.client import placement, specs
+from pathways_ray.errors import Failure, UsageError
 from pathways_ray.ir.graph import Transfer
 
 V = np.arange(8, dtype=np.float32).reshape(4, 2)
@@ -460,3 +461,38 @@ def test_what_cannot_be_placed_is_named_and_takes_nothing_with_it(session, a4, b
     with pytest.raises(UsageError, match=r"jax\.device_put cannot move"):
         jax.device_put([V, pw.put(V, a4)], [there, jax.devices()[0]])
     assert not session._core.queue
+
+
+def test_very_many_move_by_several_launches_and_one_that_has_failed_by_its_own(
+    session, a4, b22, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(placement, "MAX_MOVED", 4)
+    found = [pw.put(V + k, a4, P("x")) for k in range(10)]
+    lost = pw.put(V, a4)
+    lost._buffer.record.fail(Failure("BufferLost", "it went with its host"))
+    before = len(session.launched)
+    *moved, gone = jax.device_put([*found, lost], NamedSharding(b22.mesh, P("x")))
+    assert len(session.launched) == before + 4
+    jax.tree.map(np.testing.assert_array_equal, moved, found)
+    assert gone._buffer.record.failure is not None
+    assert not any(one._buffer.record.failure for one in moved)
+
+
+def test_big_leaves_are_converted_and_sent_one_by_one(session, a4, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of a checkpoint, converted, may not fit into this process beside what it is converted from."""
+    steps: list[str] = []
+    converted, uploaded = session.to_put, session.upload_all
+
+    def convert(*given: Any) -> Any:
+        steps.append("convert")
+        return converted(*given)
+
+    def upload(given: Any, alone: bool = False) -> Any:
+        steps.append(f"upload {len(given)}")
+        return uploaded(given, alone)
+
+    monkeypatch.setattr(session, "to_put", convert)
+    monkeypatch.setattr(session, "upload_all", upload)
+    big = np.zeros(limits.MAX_WHOLE_BYTES // 4 + 1)  # of float64, which becomes float32
+    pw.put([V, big, V, big, V], a4)
+    assert steps == ["convert", "convert", "upload 1", "convert", "convert", "upload 1", "convert", "upload 3"]

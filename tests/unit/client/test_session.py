@@ -18,6 +18,7 @@ from jax.sharding import PartitionSpec as P
 
 import pathways_ray as pw
 from pathways_ray.client import driver, fetches, mover
+from pathways_ray.client.argument_types import ArgumentType
 from pathways_ray.client.buffer import DELETED, READY, BufferRecord
 from pathways_ray.client.core import ClientCore
 from pathways_ray.client.donations import Donations
@@ -72,6 +73,7 @@ from pathways_ray.transport.messages import (
     encode,
 )
 from tests.unit.client.offline import LIMIT_S, VECTOR, Background, Offline
+from tests.unit.helpers import placed
 from tests.waiting import until
 
 BROKEN = Failure("ExecutionError", "f divided by zero")
@@ -419,6 +421,61 @@ def test_an_upload_is_an_array_that_is_ready_once_hosts_have_it(
     waiting = Background(x.block_until_ready)
     offline.hosts.acknowledge(1)
     assert waiting.end() is x
+
+
+def several(offline: Offline, count: int = 5) -> list[tuple[np.ndarray, ArgumentType]]:
+    """Small arrays to put, and a type for each."""
+    return [(V + np.float32(k), offline.kind) for k in range(count)]
+
+
+def test_small_arrays_leave_together_and_the_controller_hears_of_all_of_them(offline: Offline) -> None:
+    made = offline.session.upload_all(several(offline, 70))
+    assert offline.controller.take() == [Put(n, 1, VECTOR, (), {0: 1}) for n in range(1, 71)]
+    assert offline.hosts.batches == [[*range(1, 65)], [*range(65, 71)]]
+    assert [offline.hosts.arrays[n].tolist() for n in (1, 70)] == [[0.0, 1.0], [69.0, 70.0]]
+    for n in range(1, 71):
+        offline.hosts.acknowledge(n, GONE if n == 7 else None)
+    assert [x.is_ready() for n, x in enumerate(made, 1) if n != 7] == [True] * 69
+    with pytest.raises(HostLost, match="host 0 is gone"):
+        made[6].block_until_ready()
+
+
+def test_those_whose_slice_moves_meanwhile_are_sent_where_it_is(offline: Offline) -> None:
+    """Others on a slice that stays are sent once."""
+    stays = VirtualSlice(offline.session, placed(2, ["0.1"]), "")
+    kinds = [ArgumentType.of(VECTOR, False, where, ()) for where in (offline.where, stays, offline.where)]
+
+    def move() -> None:
+        offline.hosts.while_sending = lambda: None
+        offline.where.placed = placed(1, ["0.2", "0.3"])
+
+    offline.hosts.while_sending = move
+    made = offline.session.upload_all([(V, kind) for kind in kinds])
+    assert offline.hosts.batches == [[1, 2, 3], [1, 3]]
+    assert [one.buffer for one in offline.controller.take() if isinstance(one, Put)] == [2, 1, 3]
+    assert not offline.session._driver.arrivals
+    assert len(made) == 3
+
+
+@pytest.mark.parametrize("where", ["sweep", "send", "handle"])
+def test_ctrl_c_amid_uploads_leaves_no_record_of_any(
+    offline: Offline, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """As their numbers are there and no handle is; as they leave; and as the controller is to hear of them."""
+    driver, core = offline.session._driver, offline.session._core
+
+    def interrupted(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(offline.hosts.link_to(0) if where == "send" else driver, where, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            offline.session.upload_all(several(offline))
+    gc.collect()
+    for number in [*offline.hosts.uploads]:
+        offline.hosts.acknowledge(number)
+    assert (core.buffers, core.freed, driver.arrivals) == ({}, {}, [])
+    assert not offline.hosts.link_to(0).uploads
 
 
 def test_a_launch_behind_an_upload_leaves_with_its_acknowledgement(offline: Offline) -> None:

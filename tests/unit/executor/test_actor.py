@@ -47,6 +47,7 @@ def test_an_upload_that_is_stored_while_a_host_rejoins_is_reported_to_the_new_sc
 
     def upload(number: int) -> None:
         executor.store.add(1, number, f"array {number}")
+        executor.uploads.append(reports[number])  # as the data server notes it
         executor._say_stored([reports[number]])
 
     class Found(Outbox):

@@ -24,7 +24,7 @@ from pathways_ray.transport.endpoints import Tls
 from pathways_ray.transport.frames import AT_ONCE_BYTES, CLOSE_REASON, Frames, Handshake, LinkLost, frame
 from pathways_ray.transport.links import AsyncLink
 from pathways_ray.transport.loops import stop_on_errors
-from pathways_ray.transport.messages import FROM_HOST_DATA, TO_CLIENT, Completed, FetchPart, encode
+from pathways_ray.transport.messages import FROM_HOST_DATA, TO_CLIENT, Completed, FetchPart, Message, encode
 from pathways_ray.transport.sockets import READ_BYTES
 from pathways_ray.transport.tls import Trust, trust_of
 
@@ -250,6 +250,30 @@ def test_who_may_not_wait_leaves_a_crowd_of_messages_to_the_thread_of_the_link()
     outbox.attach(write, direct=True)
     outbox.send(Completed((1000,)))
     assert sum(taken) < 1000  # each byte of it is copied as often as something is put behind it
+
+
+@pytest.mark.parametrize("others", [0, 1, 2, thread_links.MAX_DIRECT_MESSAGES])
+def test_a_sender_writes_its_own_messages_and_no_others(others: int) -> None:
+    """Ctrl-C amid the write loses what is taken: who has put it has to know of that."""
+    written: list[tuple[int, ...]] = []
+
+    def write(data: bytes, wait: bool) -> bool:
+        written.extend(message.launches for batch in Frames(1 << 20).feed(data) for message in decoded(batch))
+        return True
+
+    decoded: Any = TO_CLIENT.decode_batch
+    outbox = thread_links.Outbox()
+    outbox.attach(write, direct=True)
+    for number in range(others):
+        outbox.put(Completed((number,)))
+    own: list[Message] = [Completed((1000 + k,)) for k in range(2)]
+    outbox.send_all(own)
+    assert written == ([] if others else [(1000,), (1001,)])
+    pump = threading.Thread(target=outbox.pump, daemon=True)
+    pump.start()
+    outbox.close()
+    pump.join(LIMIT_S)
+    assert written == [*((number,) for number in range(others)), (1000,), (1001,)]
 
 
 def test_a_message_behind_one_that_may_be_said_shorter_leaves_with_it_by_the_thread_of_the_link() -> None:

@@ -261,3 +261,24 @@ def test_the_limit_of_what_is_under_way_holds_for_what_comes_whole(
     assert [one.request for one in found] == [2, 3, 4, 1, 5]
     assert f"4096 are on their way; {limits.MIN_BUFFER_BYTES} are allowed at a time" in found[2].failure.message
     assert [type(one) for one in found].count(DataFailed) == 1
+
+
+def test_what_is_stored_is_noted_before_anything_else_is(
+    host: Host, wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A host that rejoins amid a batch says what it holds, and what it has noted of that. What is not among the latter
+    would be dropped."""
+    noted: list[int] = []
+    unnoted: list[set[int]] = []
+    add = host.store.add
+    monkeypatch.setattr(host.server, "note", lambda one: noted.append(one.buffer))
+
+    def adds(*given: Any) -> bool:
+        unnoted.append(set(host.store.of_session(SESSION)) - {*noted})
+        return add(*given)
+
+    monkeypatch.setattr(host.store, "add", adds)
+    send(wire, *map(whole, range(1, COUNT + 1)))
+    until(lambda: len(noted) == COUNT)
+    assert unnoted == [set()] * COUNT
+    assert host.together == [COUNT]
