@@ -163,7 +163,6 @@ class Connection:
             ControllerLost: there is no controller, or it does not answer in time.
             PathwaysError: what the controller answers with.
         """
-        self.outbox.hurry()  # the controller is to know what was called before
         if not patient:
             if not self._settled.is_set():
                 raise ControllerLost("the controller is gone, and its successor is looked for")
@@ -217,6 +216,7 @@ class Connection:
         return resumed
 
     def _call(self, request: Any, timeout: float, metadata: tuple[tuple[str, str], ...]) -> wire.Reply:
+        self.outbox.hurry()  # what was called before comes no later, or hardly
         try:
             data = self._unary(wire.encode(request), timeout=timeout, metadata=metadata)
         except (grpc.RpcError, ValueError) as error:  # gRPC's ValueError: it was hung up meanwhile

@@ -152,6 +152,8 @@ class Driver(Arrivals):
                     outbox.put(command)
                 if isinstance(command, EarlyLaunch | Free | Put | Unregister):  # goes with the next message
                     outbox.linger()
+                elif are_put:
+                    outbox.hurry()  # another call's, which would not know that Ctrl-C amid a write here lost it
                 else:
                     outbox.leave()
                 if type(command) is EarlyLaunch:

@@ -60,8 +60,10 @@ class UploadTurns:
         size = sum(sizes.values())
 
         def may() -> bool:
+            if not waits:
+                return True
             coming = list(self._coming.values())  # in one step: others end some meanwhile
-            return not waits or not coming or sum(coming) + size <= MAX_COMING_BYTES
+            return not coming or sum(coming) + size <= MAX_COMING_BYTES
 
         self._take(may, lambda: self._coming.update(sizes))
 

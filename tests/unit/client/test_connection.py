@@ -315,6 +315,25 @@ def test_a_call_on_a_connection_that_was_hung_up_meanwhile_says_so() -> None:
         connection.call(CloseSession(SESSION), LIMIT_S, patient=False)
 
 
+def test_a_question_has_leave_what_was_called_before() -> None:
+    """It is to be answered with what that did, as far as may be."""
+    said: list[str] = []
+
+    class Outbox(grpc_streams.GrpcOutbox):
+        def hurry(self) -> None:
+            said.append("hurry")
+
+    def ask(*_: Any, **__: Any) -> bytes:
+        said.append("ask")
+        return encode(Accepted())
+
+    connection = connection_module.Connection("grpc://127.0.0.1:1", TOKEN)
+    connection.outbox, connection._unary = Outbox(), ask
+    assert connection.call(CloseSession(SESSION), LIMIT_S) == Accepted()
+    assert said == ["hurry", "ask"]
+    connection.close()
+
+
 def test_messages_take_the_link_and_upgrade_is_the_last_one_on_the_stream(controller: Controller) -> None:
     with controller.connect() as session:
         assert_answers(session)

@@ -488,6 +488,28 @@ def test_a_launch_behind_an_upload_leaves_with_its_acknowledgement(offline: Offl
     assert not y.is_ready()
 
 
+def test_what_waited_for_an_upload_is_left_to_the_thread_of_the_link(
+    offline: Offline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who reads the answer may be amid another call: Ctrl-C there would lose the launch, and nobody would know."""
+    said: list[str] = []
+    x = offline.session.put(V, offline.where, ())
+    offline.session.launch(1, [x._buffer.record], (offline.kind,))
+    monkeypatch.setattr(offline.controller, "leave", lambda *_: said.append("leave"))
+    monkeypatch.setattr(offline.controller, "hurry", lambda: said.append("hurry"))
+    offline.hosts.acknowledge(1)
+    assert said == ["hurry"]
+    assert Launch(1, 1, (1,), 2) in offline.controller.take()
+
+
+def test_a_flush_has_leave_what_is_in_no_hurry(offline: Offline, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    offline.session.put(V, offline.where, ())
+    monkeypatch.setattr(offline.controller, "hurry", lambda: said.append("hurry"))
+    offline.session._driver.flush()
+    assert said == ["hurry"]
+
+
 def test_a_failed_upload_fails_the_array_and_its_launches(offline: Offline) -> None:
     x = offline.session.put(V, offline.where, ())
     (y,) = offline.session.launch(1, [x._buffer.record], (offline.kind,))
