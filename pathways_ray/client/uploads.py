@@ -132,8 +132,9 @@ def _begin(driver: Driver, group: list[Going], alone: bool) -> list[Going]:
         arrivals.append(one)
         leaving.append(Outgoing(record.id, array, kind.array, kind.spec, one.placed, where.tag, uploaded, begun))
     first = leaving[0]
+    link = small_puts.host_link(driver.data, first.array, first.placed) if alone else None
     try:
-        if alone and (link := small_puts.host_link(driver.data, first.array, first.placed)) is not None:
+        if link is not None:
             small_puts.put(driver.data, link, *first)
         elif len(leaving) > 1:
             small_puts.put_together(driver.data, leaving)
@@ -141,6 +142,8 @@ def _begin(driver: Driver, group: list[Going], alone: bool) -> list[Going]:
             driver.data.upload(*first)
         while not _told(driver, arrivals):  # when it is back, the slices have other devices
             driver.check_not_suspended()
+        if link is None:  # else a call follows at once, with which that goes
+            driver.connection.outbox.hurry()
     finally:  # also after Ctrl-C; the arrays go with their handles
         for one in arrivals:
             driver.take_arrival(one)

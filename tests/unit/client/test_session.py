@@ -502,12 +502,16 @@ def test_what_waited_for_an_upload_is_left_to_the_thread_of_the_link(
     assert Launch(1, 1, (1,), 2) in offline.controller.take()
 
 
-def test_a_flush_has_leave_what_is_in_no_hurry(offline: Offline, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_upload_and_a_flush_have_leave_what_is_in_no_hurry(
+    offline: Offline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other sessions see in the status what was put."""
     said: list[str] = []
+    monkeypatch.setattr(offline.controller, "hurry", lambda: said.append(f"hurry {len(offline.controller.sent)}"))
     offline.session.put(V, offline.where, ())
-    monkeypatch.setattr(offline.controller, "hurry", lambda: said.append("hurry"))
+    assert said == ["hurry 1"]
     offline.session._driver.flush()
-    assert said == ["hurry"]
+    assert said == ["hurry 1"] * 2
 
 
 def test_a_failed_upload_fails_the_array_and_its_launches(offline: Offline) -> None:
