@@ -41,7 +41,7 @@ class Arrivals:
     def handle(self, event: Any) -> None:
         raise NotImplementedError
 
-    def send_arrivals_of(self, several: Iterable[Arrival]) -> None:
+    def tell_of(self, several: Iterable[Arrival]) -> None:
         """Tells the controller of uploads, but for those of which somebody has. The caller has `sending`."""
         messages = []
         for one in several:
@@ -63,4 +63,4 @@ class Arrivals:
         """Tells of the uploads that are there for threads that wait for `sending` with that. The caller has it."""
         for one in tuple(self.arrivals):
             if one.record.state is READY and one.record.upload is not None and one.record.upload.done:
-                self.send_arrivals_of((one,))
+                self.tell_of((one,))

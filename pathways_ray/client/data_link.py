@@ -71,7 +71,7 @@ class Owner(Protocol):
     def wake(self) -> None: ...
 
 
-class Outgoing(NamedTuple):
+class UploadRequest(NamedTuple):
     """An array that is to be uploaded to the hosts of a slice, as buffer number `buffer`.
 
     `tag` is the slice's. `begun` is called before the first byte leaves, `acknowledge` once for each host.

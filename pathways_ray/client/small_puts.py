@@ -21,7 +21,7 @@ from pathways_ray import limits
 from pathways_ray.client.array_pieces import Copies, Given
 from pathways_ray.client.buffer import Upload
 from pathways_ray.client.data import DataLinks
-from pathways_ray.client.data_link import Acknowledge, DataLink, Outgoing, Sent, may_wait
+from pathways_ray.client.data_link import Acknowledge, DataLink, Sent, UploadRequest, may_wait
 from pathways_ray.client.living import UNSAID
 from pathways_ray.client.local_reader import Sleeper
 from pathways_ray.errors import Failure
@@ -74,11 +74,11 @@ def _whole(array: np.ndarray[Any, Any], boxes: tuple[Box, ...]) -> tuple[bytes |
     return Copies(array).whole(boxes) if boxes else (array.tobytes(),)
 
 
-def put_together(data: DataLinks, several: Sequence[Outgoing]) -> None:
+def put_together(data: DataLinks, several: Sequence[UploadRequest]) -> None:
     """Uploads small arrays in one batch to each host, as `DataLinks.upload` does them one by one. Raises as it does."""
     links: dict[int, DataLink] = {}
     leaving: dict[int, list[wire.Message]] = {}
-    uploads: list[tuple[Outgoing, Sent, list[tuple[DataLink, int]]]] = []
+    uploads: list[tuple[UploadRequest, Sent, list[tuple[DataLink, int]]]] = []
     for one in several:
         assert isinstance(one.array, np.ndarray)
         asked = []

@@ -14,7 +14,7 @@ from pathways_ray.client.array_pieces import ArrayPipe, Given
 from pathways_ray.client.arrivals import Arrival
 from pathways_ray.client.buffer import Buffer, BufferOwner, BufferRecord, Upload
 from pathways_ray.client.core import ClientCore
-from pathways_ray.client.data_link import Outgoing
+from pathways_ray.client.data_link import UploadRequest
 from pathways_ray.client.driver import Driver
 from pathways_ray.client.interrupted import check_not_mine
 from pathways_ray.client.slices import VirtualSlice
@@ -22,8 +22,8 @@ from pathways_ray.errors import Failure, UsageError, from_failure
 from pathways_ray.ir.types import Spec, check_layout
 from pathways_ray.jax_types import array_type
 
-Going = tuple[BufferRecord, Given]
-"""An array that is uploaded, and the record that it gets."""
+Unsent = tuple[BufferRecord, Given]
+"""An array that is to be uploaded, and its record."""
 
 _check_layout = functools.lru_cache(maxsize=1024)(check_layout)
 """Arrays of one kind are often put again and again."""
@@ -112,25 +112,27 @@ def upload(
     return buffers
 
 
-def _groups(driver: Driver, some: Sequence[Going]) -> Iterator[list[Going]]:
+def _groups(driver: Driver, some: Sequence[Unsent]) -> Iterator[list[Unsent]]:
     """Arrays that leave together: so many small ones, and then each other one by itself."""
-    small = [one for one in some if small_puts.is_small(driver.data, one[1])]
+    small: list[Unsent] = []
+    others: list[Unsent] = []
+    for one in some:
+        (small if small_puts.is_small(driver.data, one[1]) else others).append(one)
     for first in range(0, len(small), small_puts.MAX_TOGETHER):
         yield small[first : first + small_puts.MAX_TOGETHER]
-    if len(small) < len(some):
-        yield from ([one] for one in some if not small_puts.is_small(driver.data, one[1]))
+    yield from ([one] for one in others)
 
 
-def _begin(driver: Driver, group: list[Going], alone: bool) -> list[Going]:
+def _begin(driver: Driver, group: list[Unsent], alone: bool) -> list[Unsent]:
     """Begins uploads to where their slices are. Returns those whose slices moved before the controller was told."""
     arrivals: list[Arrival] = []
-    leaving: list[Outgoing] = []
+    leaving: list[UploadRequest] = []
     for record, array in group:
         where, kind = record.kind.slice, record.kind
         one = Arrival(record, where, where.placed)
         uploaded, begun = partial(driver.uploaded, record), partial(_note, driver, one)
         arrivals.append(one)
-        leaving.append(Outgoing(record.id, array, kind.array, kind.spec, one.placed, where.tag, uploaded, begun))
+        leaving.append(UploadRequest(record.id, array, kind.array, kind.spec, one.placed, where.tag, uploaded, begun))
     first = leaving[0]
     link = small_puts.host_link(driver.data, first.array, first.placed) if alone else None
     try:
@@ -159,7 +161,7 @@ def _told(driver: Driver, arrivals: Sequence[Arrival]) -> bool:
     with driver.sending:
         if driver.gives_way:
             return False
-        driver.send_arrivals_of(arrivals)
+        driver.tell_of(arrivals)
         return True
 
 

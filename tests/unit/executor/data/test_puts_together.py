@@ -12,7 +12,7 @@ import pytest
 from pathways_ray.client import small_puts
 from pathways_ray.client.buffer import Upload
 from pathways_ray.client.data import DataLinks
-from pathways_ray.client.data_link import Outgoing
+from pathways_ray.client.data_link import UploadRequest
 from pathways_ray.errors import Failure
 from pathways_ray.ir.types import ArrayType
 from pathways_ray.transport.capabilities import data_token, slice_tag
@@ -56,14 +56,14 @@ class Heard:
         self.begun: list[Upload] = []
         self.out = [self._one(n, array, "guessed" if n in bad else TAG) for n, array in enumerate(arrays)]
 
-    def _one(self, n: int, array: np.ndarray[Any, Any], tag: str) -> Outgoing:
+    def _one(self, n: int, array: np.ndarray[Any, Any], tag: str) -> UploadRequest:
         kind = ArrayType(array.shape, array.dtype.name)
         spec = SPEC if array.shape[0] % 2 == 0 else REPLICATED
 
         def told(upload: Upload, host: int, failure: Failure | None) -> None:
             self.told[n].append(failure)
 
-        return Outgoing(FIRST + n, array, kind, spec, PLACED, tag, told, self.begun.append)
+        return UploadRequest(FIRST + n, array, kind, spec, PLACED, tag, told, self.begun.append)
 
     def until_told(self) -> list[Failure | None]:
         until(lambda: all(self.told.values()))
