@@ -38,12 +38,11 @@ MAX_HANDED = 64
 that they refuse are counted."""
 
 MAX_REFUSED = 8
-"""Calls of a program that hosts refuse, none that they take in between, beyond which no more of it is handed over: its
-arguments may lie there otherwise than those of the first launch."""
-
+"""Calls of a program that hosts refuse, none that they take in between, beyond which few of it are handed over: its
+arguments may lie there otherwise than those of the first launch, or other tenants come and go."""
 
 ASKED_AGAIN = 16
-"""Calls of such a program, one of which is asked of its host all the same."""
+"""Of so many calls of such a program at least one is handed over, or asked of its host, all the same."""
 
 
 class EarlyCalls:
@@ -75,6 +74,8 @@ class EarlyCalls:
         """Uploads since a value came."""
         self._programs: dict[int, tuple[int, int]] = {}
         self._refused: Counter[int] = Counter()
+        self._given_up: dict[int, int] = {}
+        """Programs of which hosts have refused too many calls: each with the calls since."""
         self._unserved: dict[int, int] = {}
         self._left: set[int] = set()
         self._carrying: set[int] = set()
@@ -83,6 +84,7 @@ class EarlyCalls:
     def prepared(self, program: int, key: int, host: int) -> None:
         """Calls of a program may be handed to a host, which knows it as `key`; or to none, with `NO_HOST`."""
         self._refused.pop(program, None)
+        self._given_up.pop(program, None)
         self._unserved.pop(program, None)
         self._programs[program] = host, key
 
@@ -90,6 +92,7 @@ class EarlyCalls:
         """A program is called no more."""
         self._programs.pop(program, None)
         self._refused.pop(program, None)
+        self._given_up.pop(program, None)
         self._unserved.pop(program, None)
         self.expected.pop(program, None)
 
@@ -106,6 +109,8 @@ class EarlyCalls:
             return NO_HOST
         host, _ = self._programs.get(program, _UNKNOWN)
         if host not in self.hosts or len(self.handed) >= MAX_HANDED:
+            return NO_HOST
+        if self._given_up and self._is_given_up(program, 1):
             return NO_HOST
         for record in () if all(map(EARLY_OF, arguments)) else arguments:
             if not record.early and record.shown is not READY:
@@ -161,6 +166,8 @@ class EarlyCalls:
     def message(self, launch: EarlyLaunch) -> tuple[int, LaunchEarly]:
         """The host of a call, and the message for it; `NO_HOST` where its program was refused meanwhile."""
         host, key = self._programs[launch.program]
+        if self._given_up and self._is_given_up(launch.program):
+            host = NO_HOST
         return host, LaunchEarly(key, launch.arguments, launch.results, launch.inline)
 
     def looked_at(self, record: BufferRecord) -> None:
@@ -220,7 +227,9 @@ class EarlyCalls:
         self.there.add(early)
         over.add(early)
         if self._refused and early not in self._left:
-            self._refused.pop(handed.get(early, 0), None)
+            program = handed.get(early, 0)
+            self._refused.pop(program, None)
+            self._given_up.pop(program, None)
         if early not in handed:  # its outcome has come meanwhile, in another thread
             self.there.discard(early)
             over.discard(early)
@@ -258,4 +267,14 @@ class EarlyCalls:
         self._left.add(launch)
         self._refused[program] += 1
         if self._refused[program] > MAX_REFUSED:
-            self._programs[program] = NO_HOST, 0
+            self._given_up[program] = 0
+
+    def _is_given_up(self, program: int, further: int = 0) -> bool:
+        """Whether hosts have refused too many calls of a program. After some `further` ones it is handed over again,
+        until a host takes one, which ends this, or refuses one."""
+        calls = self._given_up.get(program)
+        if calls is None:
+            return False
+        if further:
+            self._given_up[program] = calls + further
+        return calls < ASKED_AGAIN

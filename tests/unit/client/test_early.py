@@ -14,7 +14,15 @@ from pathways_ray.client.buffer import DELETED, FAILED, INLINE, PENDING, READY, 
 from pathways_ray.client.coalesce import CoalescedLaunch
 from pathways_ray.client.core import ClientCore
 from pathways_ray.client.data import DataLinks
-from pathways_ray.client.early import MAX_BETWEEN, MAX_HANDED, MAX_PUT, MAX_REFUSED, MAX_TOGETHER, MAX_UNDER_WAY
+from pathways_ray.client.early import (
+    ASKED_AGAIN,
+    MAX_BETWEEN,
+    MAX_HANDED,
+    MAX_PUT,
+    MAX_REFUSED,
+    MAX_TOGETHER,
+    MAX_UNDER_WAY,
+)
 from pathways_ray.client.events import Disconnected, Registered
 from pathways_ray.client.questions import await_there
 from pathways_ray.client.siblings import Results
@@ -297,14 +305,54 @@ def test_donations_and_priorities_go_with_the_launch_that_is_sent(how: str) -> N
     assert y.early == 0
 
 
-def test_a_program_whose_calls_are_refused_again_and_again_is_only_sent() -> None:
-    core = core_of_one()
+def refused_again_and_again(core: ClientCore) -> None:
     for _ in range(MAX_REFUSED + 1):
         message, made = call(core)
         assert isinstance(message, EarlyLaunch)
         core.early.refused(made.early)
         core.handle(Completed((made.early,)), 0.0)
-    assert not is_early(core)
+
+
+def handed_over(core: ClientCore, calls: int, taken: bool) -> int:
+    """How many of some calls are handed over, all of which a host takes, or refuses."""
+    count = 0
+    for _ in range(calls):
+        message, made = call(core)
+        if isinstance(message, EarlyLaunch):
+            count += 1
+            if not taken:
+                core.early.refused(made.early)
+        core.early.came(made)
+        core.handle(Completed((cast(Any, message).launch,)), 0.0)
+    return count
+
+
+def test_of_a_program_whose_calls_are_refused_again_and_again_few_are_handed_over() -> None:
+    core = core_of_one()
+    refused_again_and_again(core)
+    assert 1 <= handed_over(core, 10 * ASKED_AGAIN, taken=False) <= 10
+    core.handle(Prepared(1, KEY, HOST), 0.0)
+    assert is_early(core)
+
+
+def test_a_program_is_handed_over_again_once_its_host_takes_it() -> None:
+    """Refusals say nothing about calls to come where tenants take turns, or many calls are under way."""
+    core = core_of_one()
+    refused_again_and_again(core)
+    assert handed_over(core, 2 * ASKED_AGAIN, taken=True) >= ASKED_AGAIN - 1
+    assert handed_over(core, 100, taken=True) == 100
+
+
+def test_what_is_refused_behind_the_last_refusal_does_not_give_a_program_up_for_good() -> None:
+    core = core_of_one()
+    made = [call(core)[1] for _ in range(3)]
+    for _ in range(MAX_REFUSED):
+        for one in made:
+            core.early.refused(one.early)
+    for one in made:
+        core.early.came(one)
+    core.handle(Completed(tuple([one.early for one in made])), 0.0)
+    assert handed_over(core, 2 * ASKED_AGAIN, taken=True) >= ASKED_AGAIN - 1
     core.handle(Prepared(1, KEY, HOST), 0.0)
     assert is_early(core)
 
