@@ -88,6 +88,12 @@ class BufferRecord(msgspec.Struct, eq=False, gc=False):
         return READY if self.fetched and self.state is PENDING else self.state
 
     @property
+    def is_there(self) -> bool:
+        """Whether its hosts have it, also for a launch that it is donated to."""
+        state = self.donated or self.state
+        return state is READY or (self.fetched and state is PENDING)
+
+    @property
     def refusal(self) -> Failure | None:
         """The reason for which no launch may take it: its failure, or its deletion, which another thread may just have
         called."""

@@ -164,13 +164,13 @@ class ClientCore(Cancelling):
         if uploading or self.queue or program in self.renewals.stale:  # which its first launch to leave registers
             self.queue.append(Queued(wire.launch_of(number, program, names, first, priority, inline), arguments))
             return None
-        if priority or donated or (host := self.early.host_of(program, arguments, len(self.pending))) < 0:
+        if priority or (host := self.early.host_of(program, arguments, len(self.pending))) < 0:
             return wire.launch_of(number, program, names, first, priority, inline)
         return self.early.hand(wire.EarlyLaunch(number, program, names, first, inline), results, host)
 
     def _handed(self, message: wire.Launch, arguments: Sequence[BufferRecord]) -> wire.Launch:
         """A launch that was in the queue, as it leaves: as an `EarlyLaunch` where it is to be handed to its host."""
-        if type(message) is wire.PrioritizedLaunch or message.launch in self.donations.by_launch:
+        if type(message) is wire.PrioritizedLaunch:
             return message
         host = self.early.host_of(message.program, arguments, len(self.pending))
         return message if host < 0 else self.early.hand(wire.early_of(message), self.pending[message.launch], host)

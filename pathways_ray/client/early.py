@@ -113,7 +113,7 @@ class EarlyCalls:
         if self._given_up and self._is_given_up(program, 1):
             return NO_HOST
         for record in () if all(map(EARLY_OF, arguments)) else arguments:
-            if not record.early and record.shown is not READY:
+            if not record.early and not record.is_there:
                 return NO_HOST
         return host
 

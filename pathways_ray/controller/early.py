@@ -18,7 +18,7 @@ def host_of(tables: Tables, program: PlannedProgram) -> int:
     """The host that takes launches of a program from clients, the only one of its island or the one that leads it;
     `NO_HOST` where no host does."""
     parts = list(program.messages.items())
-    if len(parts) != 1 or program.script is not None or program.donated or not program.results:
+    if len(parts) != 1 or program.script is not None or program.takes_memory or not program.results:
         return NO_HOST
     ((island, message),) = parts
     leader = min(hosts_of(tables, island), default=NO_HOST)

@@ -10,7 +10,7 @@ from pathways_ray.controller import quotas
 from pathways_ray.controller.clients import Client, Clients
 from pathways_ray.controller.events import AnswerCall, Command
 from pathways_ray.controller.launches import Launches
-from pathways_ray.controller.planning import PlanReply, plan_if_cheap, request_of
+from pathways_ray.controller.planning import PlanReply, plan_if_cheap
 from pathways_ray.errors import TooLarge
 from pathways_ray.transport import messages as wire
 
@@ -43,7 +43,7 @@ class Explanations:
     ) -> tuple[wire.Reply | None, list[Command]]:
         """The reply to a client, or None where it follows."""
         session = self.launches.sessions[client.session]
-        asked = request_of(request.graph, session.slices, self.clients.registrar.fusion, client.tenant, text=True)
+        asked = self.clients.registrar.request_of(request.graph, session.slices, client.tenant, text=True)
         reply = plan_if_cheap(asked)
         if reply is not None:
             return self._placed(call, request, reply, now), []

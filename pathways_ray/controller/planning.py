@@ -43,7 +43,7 @@ MAX_RESULT_BYTES = 32 * limits.MAX_RESULTS
 class PlanRequest(msgspec.Struct, frozen=True, array_like=True):
     """A graph to lower and plan, as it came from a client; the slices that it names, as far as the session has them.
 
-    `text` asks for the plan in words, and for nothing else.
+    `text` asks for the plan in words, and for nothing else. See `placed_graph` for `kept_bytes`.
     """
 
     graph: bytes
@@ -51,6 +51,7 @@ class PlanRequest(msgspec.Struct, frozen=True, array_like=True):
     fusion: bool
     tenant: Tenant
     text: bool = False
+    kept_bytes: int = limits.MAX_KEPT_BYTES
 
 
 class PlanReply(msgspec.Struct, frozen=True, array_like=True):
@@ -84,7 +85,12 @@ _RESULT = msgspec.msgpack.Decoder(Result)
 
 
 def request_of(
-    graph: bytes, places: Mapping[int, PlacedSlice], fusion: bool, tenant: Tenant, text: bool = False
+    graph: bytes,
+    places: Mapping[int, PlacedSlice],
+    fusion: bool,
+    tenant: Tenant,
+    text: bool = False,
+    kept_bytes: int = limits.MAX_KEPT_BYTES,
 ) -> PlanRequest:
     """A request with the slices that the graph names. One that is no graph names none, and `answer` says so."""
     try:
@@ -92,7 +98,7 @@ def request_of(
     except (msgspec.MsgspecError, ValueError, RecursionError):
         named = []
     slices = tuple(places[number] for number in dict.fromkeys(named) if number in places)
-    return PlanRequest(graph, slices, fusion, tenant, text)
+    return PlanRequest(graph, slices, fusion, tenant, text, kept_bytes)
 
 
 def result_count(graph: bytes) -> int:
@@ -128,13 +134,14 @@ def _answered(request: PlanRequest, graph: Graph) -> PlanReply:
     if graph.decides:  # `split` says that of segments: a host ends that is to say a value which is no whole number
         raise WireError(f"program {graph.name[:100]!r} says that results of it decide, which is not a client's to say")
     slices = {placed.mesh.id: placed for placed in request.slices}
+    how = request.fusion, request.kept_bytes
     if has_control(graph):
         if request.text:
-            plan, order = script_texts(graph, slices, request.fusion)
+            plan, order = script_texts(graph, slices, *how)
             return PlanReply(plan=plan, order=order)
-        return PlanReply(lowered_script(graph, slices, request.fusion))
+        return PlanReply(lowered_script(graph, slices, *how))
     check_size(graph)
-    lowered, plans = placed_graph(graph, slices, request.fusion)
+    lowered, plans = placed_graph(graph, slices, *how)
     if request.text:
         return PlanReply(plan=plan_text(plans), order=order_text({p.island: p for p in plans}))
     return PlanReply(lowered_program(graph, lowered, plans, slices))

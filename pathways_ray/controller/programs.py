@@ -18,8 +18,9 @@ from pathways_ray.controller.circuit_breaker import NOBODY, Culprit
 from pathways_ray.errors import Failure, GraphError, TooLarge, WireError
 from pathways_ray.ir import passes
 from pathways_ray.ir.graph import Compute, Graph, Loop, Part, Result, functions_in, inputs_of, references_in
+from pathways_ray.ir.passes.keep_small import keep_small
 from pathways_ray.ir.passes.plan_islands import gang_count, plan_islands
-from pathways_ray.ir.plan import Call, Device, Execute, IslandPlan, PlacedSlice, Receive, Reshard, Send
+from pathways_ray.ir.plan import Call, Device, IslandPlan, PlacedSlice
 from pathways_ray.ir.script import Script
 from pathways_ray.ir.types import ArrayType, SliceType, Spec
 from pathways_ray.scheduler.estimates import MovingAverage
@@ -84,6 +85,7 @@ class Lowered(msgspec.Struct, frozen=True, array_like=True):
     devices: int
     script: Script | None = None
     segments: tuple[Lowered, ...] = ()
+    takes_memory: bool = False
 
 
 def _check_functions(lowered: Lowered, functions: Mapping[str, bytes]) -> None:
@@ -103,7 +105,8 @@ def _check_functions(lowered: Lowered, functions: Mapping[str, bytes]) -> None:
 class PlannedProgram:
     """A program with its part for each island it touches, and what the controller needs to launch it.
 
-    `donated` are the numbers of arguments whose memory it may take, `gang_islands[k]` the islands with steps of gang k.
+    `donated` are the numbers of the arguments that it is given, `takes_memory` says whether it takes the memory of one;
+    `gang_islands[k]` are the islands with steps of gang k.
     `unready` are those of its hosts that have yet to compile it, `unsent` islands whose hosts have yet to get it.
     `culprit` is what the circuit breaker knows it by. `device_time` is the time of a launch, summed over its `devices`,
     `result_bytes` those of all results on devices, `held` the same by slice, `most_bytes` those of a launch,
@@ -140,6 +143,7 @@ class PlannedProgram:
     result_bytes: int = 0
     script: Script | None = None
     segments: tuple[PlannedProgram, ...] = ()
+    takes_memory: bool = False
 
     def __post_init__(self) -> None:
         self.islands = tuple(self.messages)
@@ -207,6 +211,7 @@ class PlannedProgram:
             result_bytes=sum(kind.device_bytes for kind in lowered.results),
             script=lowered.script,
             segments=segments,
+            takes_memory=lowered.takes_memory,
         )
 
     @functools.cached_property
@@ -287,14 +292,14 @@ def check_slices(graph: Graph, slices: Mapping[int, PlacedSlice]) -> None:
             raise GraphError(f"program {graph.name!r} takes slice {mesh.id} for {mesh}; it is {slices[mesh.id].mesh}")
 
 
-def placed_graph(graph: Graph, slices: Mapping[int, PlacedSlice], fusion: bool) -> tuple[Graph, tuple[IslandPlan, ...]]:
-    """The lowered graph and its plans.
-
-    Raises:
-        GraphError: the graph is malformed, or names a slice the session does not hold.
-    """
+def placed_graph(
+    graph: Graph, slices: Mapping[int, PlacedSlice], fusion: bool, kept_bytes: int = limits.MAX_KEPT_BYTES
+) -> tuple[Graph, tuple[IslandPlan, ...]]:
+    """The lowered graph and its plans, which leave up to so many bytes of donated arguments their memory (`kept_bytes`).
+    Raises `GraphError` for a malformed graph, or a slice that the session lacks."""
     check_slices(graph, slices)
     lowered = passes.lower(graph, fusion)
+    lowered = keep_small(lowered, [kind.device_bytes for kind in buffer_types(lowered, slices)], kept_bytes)
     return lowered, plan_islands(lowered, slices)
 
 
@@ -317,6 +322,7 @@ def lowered_program(
         gang_islands=_gang_islands(lowered, plans),
         digest=_digest(graph),
         devices=len({device for p in plans for s in p.slices for device in s.devices}) or 1,
+        takes_memory=bool(lowered.donated_arguments),
     )
 
 
@@ -371,21 +377,7 @@ def _part(island: IslandPlan) -> IslandPart:
             f"is {limits.MAX_PLAN_BYTES}. Split the program into several"
         )
     calls = any(isinstance(step, Call) for step in island.steps)
-    return IslandPart(plan, tuple(sorted(digests)), tuple(devices), _computations(island), calls)
-
-
-def _computations(island: IslandPlan) -> int:
-    """The most computations that a launch puts on the queue of one device."""
-    counts: Counter[Device] = Counter()
-    for step in island.steps:
-        match step:
-            case Execute():
-                counts.update(island.placed(island.executables[step.executable].slice).devices)
-            case Receive():
-                counts.update(island.placed(island.bundles[step.bundle].target).devices)
-            case Send() | Reshard():
-                counts.update(island.placed(island.bundles[step.bundle].source).devices)
-    return max(counts.values(), default=1)
+    return IslandPart(plan, tuple(sorted(digests)), tuple(devices), island.most_computations, calls)
 
 
 def _gang_islands(graph: Graph, plans: tuple[IslandPlan, ...]) -> tuple[tuple[int, ...], ...]:

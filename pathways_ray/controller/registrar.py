@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from pathways_ray import limits
 from pathways_ray.controller import events, quotas
 from pathways_ray.controller.launches import Launches
 from pathways_ray.controller.plan_queue import PlanQueue
@@ -11,8 +12,10 @@ from pathways_ray.controller.planning import PlanReply, PlanRequest, plan_if_che
 from pathways_ray.controller.programs import check_functions
 from pathways_ray.controller.registration import Registration
 from pathways_ray.controller.state import SendIsland, Session
+from pathways_ray.controller.tenants import Tenant
 from pathways_ray.controller.turns import Hold, Turns
 from pathways_ray.errors import Failure, PathwaysError, to_failure
+from pathways_ray.ir.plan import PlacedSlice
 from pathways_ray.story import Entry
 from pathways_ray.transport.messages import FunctionsAhead, Register
 
@@ -44,6 +47,7 @@ class Registrar:
         self.launches = launches
         self.turns = turns
         self.fusion = fusion
+        self.kept_bytes = limits.MAX_KEPT_BYTES
         self.check = check
         self.programs_made = 0
         self.islands_full: set[int] = set()
@@ -61,6 +65,12 @@ class Registrar:
             self.turns.release_all(Hold.ISLAND)
         return []
 
+    def request_of(
+        self, graph: bytes, places: Mapping[int, PlacedSlice], tenant: Tenant, text: bool = False
+    ) -> PlanRequest:
+        """The request to plan a graph, or to say how it would be planned."""
+        return request_of(graph, places, self.fusion, tenant, text, self.kept_bytes)
+
     def register(
         self, registration: Registration, session: Session, message: Register
     ) -> tuple[list[events.Command], Hold | None]:
@@ -76,7 +86,7 @@ class Registrar:
             failed = PlanReply(failure=refused, checked=False, again=True)
             return self._registered(registration, session, message, key, failed), None
         # A program may arrive after a release that was called later: released slices are still known.
-        request = request_of(message.graph, session.places, self.fusion, session.tenant)
+        request = self.request_of(message.graph, session.places, session.tenant)
         if sum(map(len, message.functions.values())) <= CHEAP_FUNCTION_BYTES:
             try:
                 self.check(message.functions)

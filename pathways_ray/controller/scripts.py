@@ -25,11 +25,11 @@ MAX_SEGMENT_NODES = 4 * limits.MAX_NODES
 """Nodes of all segments: those of a loop's test are in two of them, and in more where loops are nested in tests."""
 
 
-def lowered_script(graph: Graph, slices: Mapping[int, PlacedSlice], fusion: bool) -> Lowered:
+def lowered_script(graph: Graph, slices: Mapping[int, PlacedSlice], fusion: bool, kept_bytes: int) -> Lowered:
     """The part of a program with branches and loops that the controller keeps; raises what `placed_graph` and
     `lowered_program` raise."""
     script, segments = _segments(graph, slices)
-    made = tuple(lowered_program(one, *placed_graph(one, slices, fusion), slices) for one in segments)
+    made = tuple(lowered_program(one, *placed_graph(one, slices, fusion, kept_bytes), slices) for one in segments)
     return Lowered(
         name=graph.name,
         arguments=buffer_types(graph, slices),
@@ -45,11 +45,11 @@ def lowered_script(graph: Graph, slices: Mapping[int, PlacedSlice], fusion: bool
     )
 
 
-def script_texts(graph: Graph, slices: Mapping[int, PlacedSlice], fusion: bool) -> tuple[str, str]:
+def script_texts(graph: Graph, slices: Mapping[int, PlacedSlice], fusion: bool, kept_bytes: int) -> tuple[str, str]:
     """The plan and the order of a program with branches and loops, segment by segment."""
     plans, orders = [], []
     for number, segment in enumerate(_segments(graph, slices)[1]):
-        _, placed = placed_graph(segment, slices, fusion)
+        _, placed = placed_graph(segment, slices, fusion, kept_bytes)
         plans.append(f"segment {number}\n{plan_text(placed)}")
         orders.append(f"segment {number}\n{order_text({p.island: p for p in placed})}")
     return "\n".join(plans), "\n".join(orders)

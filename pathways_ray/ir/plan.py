@@ -11,6 +11,7 @@ id that both compute from the launch, the bundle and the receiving host, so that
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Iterable
 
 import msgspec
@@ -228,6 +229,20 @@ class IslandPlan(msgspec.Struct, frozen=True):
 
     def placed(self, slice_id: int) -> PlacedSlice:
         return next(s for s in self.slices if s.mesh.id == slice_id)
+
+    @property
+    def most_computations(self) -> int:
+        """The most computations that a launch puts on the queue of one device."""
+        counts: Counter[Device] = Counter()
+        for step in self.steps:
+            match step:
+                case Execute():
+                    counts.update(self.placed(self.executables[step.executable].slice).devices)
+                case Receive():
+                    counts.update(self.placed(self.bundles[step.bundle].target).devices)
+                case Send() | Reshard():
+                    counts.update(self.placed(self.bundles[step.bundle].source).devices)
+        return max(counts.values(), default=1)
 
     def attributed(self, failure: Failure) -> Failure:
         """A failure with the names and lines of the computations that it can come from: of one that took too long,

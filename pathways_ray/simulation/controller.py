@@ -68,6 +68,8 @@ class SimulatedController:
         world.sessions += restarted  # the clock has gone on
         # Functions are names here, without content; sessions of different incarnations have different numbers.
         clients = Clients(self.launches, settings.fusion, world.sessions, check=lambda functions: None)
+        if not settings.keeps:
+            clients.registrar.kept_bytes = 0
         if world.random.random() < 0.5:
             clients.registrar.plan_if_cheap = lambda request: None
         islands = world.kept.members

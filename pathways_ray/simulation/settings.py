@@ -35,7 +35,8 @@ class Settings:
     beside their devices, `routes` that a program routes rows, `priorities` that a launch has a priority. With `eager`
     , launches begin early wherever they may. `waits` is the chance that a loop looks at each value, `inline` that a
     value goes with its launch. `slow` is the factor of the times of devices. `replaces` is the chance that a user drops
-    a program for another one, `serves` that it calls one for its values alone.
+    a program for another one, `serves` that it calls one for its values alone. With
+    `keeps` donated arguments keep their memory until the launch is over, as small ones do.
 
     Windows are mostly far smaller than in production, so that runs reach their limits.
     """
@@ -88,6 +89,7 @@ class Settings:
     slow: float = 1.0
     replaces: float = 0.0
     serves: float = 0.0
+    keeps: bool = False
 
     @classmethod
     def drawn(cls, seed: int, faults: int, policy: str) -> Settings:
@@ -138,6 +140,7 @@ class Settings:
             eager=Random(f"eager {seed}").choice([False, True]),
             waits=Random(f"waits {seed}").choice([0.0, 0.0, 0.7]),
             serves=Random(f"serves {seed}").choice([0.0, 0.0, 0.5]),
+            keeps=Random(f"keeps {seed}").choice([False, True]),
             inline=Random(f"carried {seed}").choice([0.0, 0.0, 0.7]),
             outages=int(faults > 0 and Random(f"outages {seed}").random() < 0.1),
         )

@@ -23,7 +23,7 @@ from pathways_ray.client.early import (
     MAX_TOGETHER,
     MAX_UNDER_WAY,
 )
-from pathways_ray.client.events import Disconnected, Registered
+from pathways_ray.client.events import Disconnected, Registered, Uploaded
 from pathways_ray.client.questions import await_there
 from pathways_ray.client.siblings import Results
 from pathways_ray.errors import Failure, from_failure
@@ -295,14 +295,51 @@ def test_arguments_have_to_be_on_their_way_to_nowhere() -> None:
     assert is_early(core, ready)
 
 
-@pytest.mark.parametrize("how", ["donated", "priority"])
-def test_donations_and_priorities_go_with_the_launch_that_is_sent(how: str) -> None:
+def test_priorities_go_with_the_launch_that_is_sent() -> None:
     core = core_of_one()
     x, y = core.new_buffers(2)
     x.become_ready()
-    message = core.launch(1, [x], [y], [x] if how == "donated" else [], "", int(how == "priority"))
+    message = core.launch(1, [x], [y], priority=1)
     assert not isinstance(message, EarlyLaunch)
     assert y.early == 0
+
+
+def call_donating(core: ClientCore, x: BufferRecord) -> tuple[Launch | None, BufferRecord]:
+    (y,) = core.new_buffers(1)
+    return core.launch(1, [x], [y], [x], "it was donated to f"), y
+
+
+@pytest.mark.parametrize("how", ["ready", "pending", "value has come", "early", "uploading"])
+def test_what_is_donated_goes_to_the_host_where_the_array_is_there(how: str) -> None:
+    core = core_of_one()
+    message, x = call(core) if how == "early" else (None, core.new_buffers(1)[0])
+    if how == "ready":
+        x.become_ready()
+    elif how == "value has come":  # before the outcome of the launch that makes it, which was only sent
+        core.early.came(x)
+    elif how == "uploading":
+        x.upload = Upload({HOST})
+    message, y = call_donating(core, x)
+    assert x.state is DELETED
+    if how == "uploading":
+        assert message is None
+        assert core.head(0.0) is None
+        core.handle(Uploaded(x, cast(Upload, x.upload), HOST), 0.0)
+        (message,) = cast(Any, core.head(0.0))
+    assert isinstance(message, EarlyLaunch) == (how != "pending")
+    assert (y.early > 0) == (how != "pending")
+
+
+def test_a_donated_array_lives_again_where_the_early_launch_fails_that_took_it() -> None:
+    core = core_of_one()
+    _, x = call(core)
+    core.early.came(x)
+    message, y = call_donating(core, x)
+    assert isinstance(message, EarlyLaunch)
+    core.handle(Completed((1,)), 0.0)
+    core.handle(LaunchFailed(message.launch, Failure("QuotaExceeded", "full")), 0.0)
+    assert (x.state, y.state) == (READY, FAILED)
+    assert "lives on" in cast(Failure, y.failure).message
 
 
 def refused_again_and_again(core: ClientCore) -> None:

@@ -43,7 +43,7 @@ def test_the_only_host_of_an_island_takes_calls() -> None:
 @pytest.mark.parametrize(
     "other",
     [
-        pytest.param(program(donated=(0,)), id="donates"),
+        pytest.param(program(takes_memory=True), id="takes memory"),
         pytest.param(program(results=()), id="makes nothing to be told by"),
         pytest.param(program(result_bytes=MAX_EARLY_BYTES + 1), id="makes much"),
         pytest.param(program(temporary_bytes={HOST: MAX_EARLY_TEMPORARY_BYTES + 1}), id="takes much inside"),
