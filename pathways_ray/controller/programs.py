@@ -295,8 +295,11 @@ def check_slices(graph: Graph, slices: Mapping[int, PlacedSlice]) -> None:
 def placed_graph(
     graph: Graph, slices: Mapping[int, PlacedSlice], fusion: bool, kept_bytes: int = limits.MAX_KEPT_BYTES
 ) -> tuple[Graph, tuple[IslandPlan, ...]]:
-    """The lowered graph and its plans, which leave up to so many bytes of donated arguments their memory (`kept_bytes`).
-    Raises `GraphError` for a malformed graph, or a slice that the session lacks."""
+    """The lowered graph and its plans, which leave donated arguments of up to `kept_bytes` their memory.
+
+    Raises:
+        GraphError: the graph is malformed, or names a slice the session does not hold.
+    """
     check_slices(graph, slices)
     lowered = passes.lower(graph, fusion)
     lowered = keep_small(lowered, [kind.device_bytes for kind in buffer_types(lowered, slices)], kept_bytes)

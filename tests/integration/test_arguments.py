@@ -18,6 +18,12 @@ import pathways_ray as pw
 V = np.arange(8, dtype=np.float32)
 
 
+LARGE = np.arange(1 << 19, dtype=np.float32) % 1000
+"""Too large for a launch that it is donated to to leave it its memory."""
+
+both = pytest.mark.parametrize("value", [V, LARGE], ids=["small", "large"])
+
+
 class Point(NamedTuple):
     x: Any
     y: Any
@@ -101,8 +107,9 @@ def test_static_arguments(session, slices, equal) -> None:
         f(V)
 
 
+@both
 @pytest.mark.parametrize("way", ["twice", "handed on twice", "donated inside", "donated inside, kept"])
-def test_what_was_moved_and_back_is_donated_without_what_it_was(session, slices, equal, way) -> None:
+def test_what_was_moved_and_back_is_donated_without_what_it_was(session, slices, equal, way, value) -> None:
     """It lies where it was, so nothing was moved."""
     a, b = slices.a4, slices.a22
     back = lambda v: pw.reshard(pw.reshard(v, b, P()), a, P("x"))  # noqa: E731
@@ -117,17 +124,17 @@ def test_what_was_moved_and_back_is_donated_without_what_it_was(session, slices,
         made = plus(v)
         return made, taking(back(made))
 
-    x = plus(V)  # which the runtime has made: uploads are copied at times
+    x = plus(value)  # which the runtime has made: uploads are copied at times
     if way == "donated inside":
-        equal(pw.program(lambda v: taking(back(v)))(x), (V + 1) * 2)
+        equal(pw.program(lambda v: taking(back(v)))(x), (value + 1) * 2)
     elif way == "donated inside, kept":
-        equal(pw.program(kept)(x), (V + 2, (V + 2) * 2))
+        equal(pw.program(kept)(x), (value + 2, (value + 2) * 2))
     else:
         first, second, *_ = pw.program(twice if way == "twice" else lambda v: (back(v), back(pw.reshard(v, a, P()))))(x)
         expected = np.asarray(first)
         equal(taking(second), expected * 2)
         equal(first, expected)
-    equal(x, V + 1)
+    equal(x, value + 1)
 
 
 def test_calls_with_the_same_static_argument_may_have_any_number_of_others(session, slices, equal) -> None:
@@ -208,66 +215,71 @@ def test_donated_argument_is_deleted_by_the_call(session, slices, equal) -> None
     equal(y, V)
 
 
-def test_state_donated_step_by_step_keeps_one_copy(session, slices, equal) -> None:
+@both
+def test_state_donated_step_by_step_keeps_one_copy(session, slices, equal, value) -> None:
     step = pw.compiled(lambda s: s + 1, slice=slices.a4, in_specs=P("x"), out_specs=P("x"), donate_argnums=0)
     before = session.status()["buffers"]
-    state = step(V)
+    state = step(value)
     for _ in range(20):
         state = step(state)
-    equal(state, V + 21)
+    equal(state, value + 21)
     deadline = time.monotonic() + 20  # a value may be here before its launch is over for the controller
     while (now := session.status()["buffers"]) > before + 1:
         assert time.monotonic() < deadline, (before, now)
         time.sleep(0.01)
 
 
-def test_donating_a_copy_leaves_the_original(session, slices, equal) -> None:
+@both
+def test_donating_a_copy_leaves_the_original(session, slices, equal, value) -> None:
     """What an identity or a change of layout returns has memory of its own."""
     step = pw.compiled(lambda s: s * 2, slice=slices.a4, in_specs=P("x"), out_specs=P("x"), donate_argnums=0)
     same = pw.compiled(lambda v: v, slice=slices.a4, in_specs=P("x"), out_specs=P("x"))
     other = pw.compiled(lambda v: v, slice=slices.a22, in_specs=P(("x", "y")), out_specs=P(("x", "y")))
-    x = pw.put(V, slice=slices.a4, spec=P("x"))
-    equal(step(same(x)), V * 2)
-    equal(step(other(x)), V * 2)
-    equal(pw.program(lambda v: step(same(v)))(x), V * 2)
-    equal(pw.program(lambda v: (step(other(v)), same(v)))(x), (V * 2, V))
-    equal(x, V)
+    x = pw.put(value, slice=slices.a4, spec=P("x"))
+    equal(step(same(x)), value * 2)
+    equal(step(other(x)), value * 2)
+    equal(pw.program(lambda v: step(same(v)))(x), value * 2)
+    equal(pw.program(lambda v: (step(other(v)), same(v)))(x), (value * 2, value))
+    equal(x, value)
 
 
-def test_donation_through_another_layout_keeps_the_right_bits(session, slices, equal) -> None:
+@both
+def test_donation_through_another_layout_keeps_the_right_bits(session, slices, equal, value) -> None:
     f = pw.compiled(lambda a: a * 2, slice=slices.b4, in_specs=P("x"), out_specs=P("x"), donate_argnums=0)
-    x = pw.put(V, slice=slices.a4, spec=P())
-    equal(f(x), V * 2)
+    x = pw.put(value, slice=slices.a4, spec=P())
+    equal(f(x), value * 2)
     assert x.is_deleted()
 
 
+@both
 @pytest.mark.parametrize("given", range(4))
-def test_donating_what_lies_on_some_of_the_same_devices_leaves_the_others(session, slices, equal, given) -> None:
+def test_donating_what_lies_on_some_of_the_same_devices_leaves_the_others(session, slices, equal, given, value) -> None:
     """What a transfer leaves on its device is not copied: 1. an array goes to a part of its devices, twice, and back
     from there. 2. One of the four is donated."""
-    x = pw.put(V, slice=slices.b4, spec=P())
+    x = pw.put(value, slice=slices.b4, spec=P())
     y, other = pw.put(x, slice=slices.b2, spec=P()), pw.reshard(x, slices.b2, P())
     arrays = [x, y, other, pw.reshard(y, slices.b4, P())]
     taken = arrays.pop(given)
     where = slices.b4 if given in (0, 3) else slices.b2
-    equal(pw.compiled(lambda v: v * 2, slice=where, donate_argnums=0)(taken), V * 2)
+    equal(pw.compiled(lambda v: v * 2, slice=where, donate_argnums=0)(taken), value * 2)
     assert taken.is_deleted()
     for kept in arrays:
-        equal(kept, V)
-    equal(pw.compiled(lambda v: v + 1, slice=slices.b4)(arrays[0 if given else 2]), V + 1)
+        equal(kept, value)
+    equal(pw.compiled(lambda v: v + 1, slice=slices.b4)(arrays[0 if given else 2]), value + 1)
 
 
+@both
 @pytest.mark.slow
 @pytest.mark.parametrize("there", [2, 4])
-def test_so_does_donating_what_hosts_of_an_island_have_in_common(pairs, equal, there) -> None:
+def test_so_does_donating_what_hosts_of_an_island_have_in_common(pairs, equal, there, value) -> None:
     """All of them or one: a computation over hosts whose argument is gone on one of them would end them."""
     with pw.connect(pairs.url, pairs.token) as session:
         some, others = (session.virtual_slice((size,), ("x",), island=0) for size in (6 - there, there))
-        x = pw.put(V, slice=some, spec=P())
+        x = pw.put(value, slice=some, spec=P())
         y = pw.reshard(x, others, P())
-        equal(pw.compiled(lambda v: v * 2, slice=others, donate_argnums=0)(y), V * 2)
-        equal(x, V)
-        equal(pw.compiled(lambda v: v + 1, slice=some)(x), V + 1)
+        equal(pw.compiled(lambda v: v * 2, slice=others, donate_argnums=0)(y), value * 2)
+        equal(x, value)
+        equal(pw.compiled(lambda v: v + 1, slice=some)(x), value + 1)
 
 
 def test_use_after_donation_in_a_program_is_refused(session, slices) -> None:

@@ -231,9 +231,10 @@ def test_hosts_do_not_go_by_the_variables_with_which_their_starter_debugs(python
     assert "made by log" in python.run("debugging_variables", **given)
 
 
-def test_small_functions_of_several_devices_waited_for_or_not(slices) -> None:
+@pytest.mark.parametrize("size", [8, 1 << 19], ids=["small", "large"])
+def test_small_functions_of_several_devices_waited_for_or_not(slices, size: int) -> None:
     """Hosts call them on each device by itself, or, in a loop that leaves as one launch, on all together; between both
-    lie functions that only have one call for all, and such that take the memory of what they get."""
+    lie functions that only have one call for all, and such that take the memory of what they get, where it is large."""
 
     def mean(v):
         return jax.shard_map(lambda v: jax.lax.psum(v, "x") / 8 + v / 2, in_specs=P("x"), out_specs=P("x"))(v)
@@ -253,13 +254,13 @@ def test_small_functions_of_several_devices_waited_for_or_not(slices) -> None:
                 assert np.isfinite(np.asarray(v)).all()
         return np.asarray(v)
 
-    start = np.arange(8, dtype=np.float32) * 64
+    start = np.arange(size, dtype=np.float32) % 8 * 64
     expected = start
     for k in range(60):
         expected = expected + 4
-        whole = expected.reshape(4, 2)
+        whole = expected.reshape(4, -1)
         total = ((whole[0] + whole[1]) + whole[2]) + whole[3]
-        expected = (total / 8 + whole / 2).reshape(8)
+        expected = (total / 8 + whole / 2).reshape(-1)
         if k % 7 == 0:
             expected = expected[::-1] * 2 - 4
     for wait in (True, False):

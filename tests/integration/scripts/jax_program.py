@@ -118,13 +118,16 @@ def big() -> Any:
 
 def donated() -> Any:
     step = jax.jit(lambda v: v * 1.01 + 1, donate_argnums=0)
-    x = jax.device_put(np.ones(64, np.float32), ROWS)
-    first = x
-    for _ in range(50):
-        x = step(x)
+    made = []
+    for size in (64, 1 << 19):
+        x = jax.device_put(np.ones(size, np.float32), ROWS)
+        first = x
+        for _ in range(50):
+            x = step(x)
+        made += [x.block_until_ready(), first.is_deleted()]
     alias = jnp.ones(4)
     kept = alias.addressable_shards[0].data
-    return x.block_until_ready(), first.is_deleted(), step(alias), alias.is_deleted(), kept
+    return *made, step(alias), alias.is_deleted(), kept
 
 
 def wide() -> Any:
