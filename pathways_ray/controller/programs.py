@@ -293,7 +293,7 @@ def check_slices(graph: Graph, slices: Mapping[int, PlacedSlice]) -> None:
 
 
 def placed_graph(
-    graph: Graph, slices: Mapping[int, PlacedSlice], fusion: bool, kept_bytes: int = limits.MAX_KEPT_BYTES
+    graph: Graph, slices: Mapping[int, PlacedSlice], fusion: bool, kept_bytes: int = 0
 ) -> tuple[Graph, tuple[IslandPlan, ...]]:
     """The lowered graph and its plans, which leave donated arguments of up to `kept_bytes` their memory.
 
@@ -363,9 +363,10 @@ def plan_program(
     slices: Mapping[int, PlacedSlice],
     fusion: bool,
     tenant: str = "",
+    kept_bytes: int = 0,
 ) -> PlannedProgram:
     """Plans `graph`; raises what `placed_graph`, `lowered_program` and `PlannedProgram.of` raise."""
-    lowered, plans = placed_graph(graph, slices, fusion)
+    lowered, plans = placed_graph(graph, slices, fusion, kept_bytes)
     return PlannedProgram.of(key, session, lowered_program(graph, lowered, plans, slices), functions, tenant)
 
 

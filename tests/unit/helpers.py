@@ -122,10 +122,11 @@ class Sketch:
         return Graph(self.name, meshes, tuple(self.recipes), (*self.nodes, Result(results)))
 
     def planned(
-        self, *results: Ref, key: int = 1, session: int = 1, fusion: bool = False, tenant: str = ""
+        self, *results: Ref, key: int = 1, session: int = 1, fusion: bool = False, tenant: str = "", kept_bytes: int = 0
     ) -> PlannedProgram:
         functions = dict.fromkeys(self.signatures, b"")
-        return plan_program(key, session, self.graph(*results), functions, self.placement, fusion, tenant)
+        graph = self.graph(*results)
+        return plan_program(key, session, graph, functions, self.placement, fusion, tenant, kept_bytes)
 
 
 def _spec(value: str | Spec) -> Spec:

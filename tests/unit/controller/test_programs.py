@@ -56,6 +56,17 @@ def test_a_planned_program_has_what_a_launch_needs() -> None:
     assert sorted(made.plans) == sorted(made.messages) == [0, 1]
 
 
+@pytest.mark.parametrize(("kept_bytes", "takes"), [(2 * VECTOR.nbytes, False), (2 * VECTOR.nbytes - 1, True)])
+def test_a_program_takes_the_memory_of_arguments_that_are_large_on_all_devices(kept_bytes: int, takes: bool) -> None:
+    sketch = Sketch()
+    here = sketch.slice("0.0", "0.1")
+    made = sketch.call("f", sketch.argument(here), slice=here, donated=(0,))
+    planned = sketch.planned(made, kept_bytes=kept_bytes)
+    assert planned.takes_memory == takes
+    assert planned.donated == (0,)
+    assert [one.donated for one in planned.plans[0].executables] == [(0,) if takes else ()]
+
+
 def test_each_island_gets_the_functions_it_runs_and_no_others() -> None:
     sketch, graph = two_islands()
     functions = {"f": b"code of f", "g": b"code of g", "unused": b"?"}

@@ -183,9 +183,9 @@ class Host:
         """Everything that a launch waited for at a barrier has arrived."""
         self.handle(InputsArrived(sequence, barrier, None))
 
-    def program(self, number: int, sketch: Sketch, *results: Any) -> None:
+    def program(self, number: int, sketch: Sketch, *results: Any, kept_bytes: int = 0) -> None:
         """Plans what `sketch` says and makes this host's part of it ready."""
-        self.plan = sketch.planned(*results).plans[0]
+        self.plan = sketch.planned(*results, kept_bytes=kept_bytes).plans[0]
         self.ready(number)
 
     def ready(self, number: int) -> None:

@@ -11,7 +11,7 @@ from pathways_ray.executor.run.early import MAX_PASSED, MAX_TAKEN, MAX_UNDER_WAY
 from pathways_ray.executor.run.following import FollowingLaunches
 from pathways_ray.executor.run.instructions import Handed, SchedulerFound
 from pathways_ray.ir.types import ArrayType
-from pathways_ray.limits import MAX_DEVICE_COMPUTATIONS, MAX_EARLY_BYTES
+from pathways_ray.limits import MAX_DEVICE_COMPUTATIONS, MAX_EARLY_BYTES, MAX_KEPT_BYTES
 from pathways_ray.transport.capabilities import tenant_mark
 from pathways_ray.transport.messages import (
     AllowEarly,
@@ -342,14 +342,15 @@ def test_a_client_that_sends_nothing_is_given_up() -> None:
     assert host.refused == [600 + MAX_TAKEN]
 
 
-@pytest.mark.parametrize("donated", [(), (0,)])
-def test_only_programs_that_take_the_memory_of_nothing_begin_early(donated: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(("donated", "kept_bytes"), [((), 0), ((0,), 0), ((0,), MAX_KEPT_BYTES)])
+def test_only_programs_that_take_the_memory_of_nothing_begin_early(donated: tuple[int, ...], kept_bytes: int) -> None:
     host, sketch = Host(), Sketch()
     here = sketch.slice("0.0")
-    host.program(1, sketch, sketch.call("f", sketch.argument(here), slice=here, donated=donated))
+    made = sketch.call("f", sketch.argument(here), slice=here, donated=donated)
+    host.program(1, sketch, made, kept_bytes=kept_bytes)
     host.store.put(1, 1, "x")
     host.handle(AllowEarly(MARK), run(5, 1), handed(600, 1))
-    assert host.refused == ([600] if donated else [])
+    assert host.refused == ([600] if donated and not kept_bytes else [])
 
 
 @pytest.mark.parametrize(
