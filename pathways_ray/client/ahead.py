@@ -90,8 +90,8 @@ class Ahead:
     def enter(self, buffer: int, asked: Asked) -> None:
         """Has a value for who looks at its buffer."""
         self.asked[buffer] = asked
-        # Looked at behind the entry: a deletion drops what it finds.
-        if self.buffers is not None and buffer not in self.buffers:
+        # Looked at behind the entry: a deletion, or a donation, drops what it finds.
+        if self.buffers is not None and ((record := self.buffers.get(buffer)) is None or record.state is DELETED):
             self.drop(buffer)
 
     def take(self, buffer: int, plan: FetchPlan | None = None) -> Asked | None:

@@ -110,7 +110,7 @@ class EarlyCalls:
         host, _ = self._programs.get(program, _UNKNOWN)
         if host not in self.hosts or len(self.handed) >= MAX_HANDED:
             return NO_HOST
-        if self._given_up and self._is_given_up(program, 1):
+        if self._given_up and self._is_given_up(program, 1 - further):
             return NO_HOST
         for record in () if all(map(EARLY_OF, arguments)) else arguments:
             if not record.early and not record.is_there:
@@ -265,16 +265,18 @@ class EarlyCalls:
         if not program:  # it has its outcome
             return
         self._left.add(launch)
+        if program not in self._programs:  # it is called no more
+            return
         self._refused[program] += 1
         if self._refused[program] > MAX_REFUSED:
             self._given_up[program] = 0
 
-    def _is_given_up(self, program: int, further: int = 0) -> bool:
-        """Whether hosts have refused too many calls of a program. After some `further` ones it is handed over again,
-        until a host takes one, which ends this, or refuses one."""
-        calls = self._given_up.get(program)
-        if calls is None:
+    def _is_given_up(self, program: int, calls: int = 0) -> bool:
+        """Whether hosts have refused too many calls of a program, of which so many further ones are made. Behind some
+        it is handed over again, until a host takes one, which ends this, or refuses one."""
+        before = self._given_up.get(program)
+        if before is None:
             return False
-        if further:
-            self._given_up[program] = calls + further
-        return calls < ASKED_AGAIN
+        if calls:
+            self._given_up[program] = before + calls
+        return before < ASKED_AGAIN

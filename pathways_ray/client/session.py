@@ -212,9 +212,10 @@ class Session(SessionQuestions, SliceCalls, UploadCalls):
             break
         if core.queue:
             driver.sweep()
-        if donated:  # other threads may wait for them, and values that came along with others are asked for no more
+        if donated:  # other threads may wait for them, and their values are asked for no more
             for record in donated:
                 driver.siblings.forget(record.id)
+                self._data.ahead.drop(record.id)
             driver.wake_all()
         return arrays
 

@@ -1,8 +1,8 @@
 """Donated arguments: arrays whose memory a launch may take.
 
 A launch that is admitted takes them out of its session. When it succeeds they are gone; when it fails, those whose
-memory no host has taken come back, with their values. A launch that fails with a lost host has its outcome at once:
-what lies on other islands is *undecided* until these have reported.
+memory no host has taken come back, with their values: all, where its program takes the memory of none. A launch that
+fails with a lost host has its outcome at once: what lies on other islands is *undecided* until these have reported.
 """
 
 from __future__ import annotations
@@ -33,14 +33,15 @@ class Donations:
                 session.donated[number] = buffer
         return taken
 
-    def consumed(self, session: Session, numbers: Collection[int]) -> list[Send]:
-        """Lets go of buffers whose memory is taken."""
+    def consumed(self, session: Session, numbers: Collection[int], over: bool = False) -> list[Send]:
+        """Lets go of buffers that are gone. Where the launch that they were given to has succeeded (`over`), those that
+        were called before are over as well, and hosts need not wait for any."""
         dropped: dict[int, list[int]] = {}
         for number in numbers:
             buffer = session.donated.pop(number, None)
             if buffer is not None:
                 dropped.setdefault(_island(session, buffer), []).append(number)
-        return [SendIsland(island, Drop(session.id, tuple(found))) for island, found in dropped.items()]
+        return [SendIsland(island, Drop(session.id, tuple(found), over)) for island, found in dropped.items()]
 
     def failed(self, session: Session, record: InFlight, failure: Failure) -> list[Send]:
         """Decides about the donated arguments of a launch that has failed, as far as its islands have reported; the
@@ -53,7 +54,9 @@ class Donations:
             if buffer is None:
                 continue
             island = _island(session, buffer)
-            if island in record.pending and not self._is_away(session, buffer):
+            if not record.program.takes_memory:
+                back += self._give_back(session, number)
+            elif island in record.pending and not self._is_away(session, buffer):
                 undecided[number] = island
             elif island not in record.pending and (island not in record.failed_on or number in record.consumed):
                 consumed.append(number)

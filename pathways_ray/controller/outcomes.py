@@ -144,7 +144,7 @@ class Outcomes:
                 if failure is not None:
                     failed += self._fail(session, record, failure)
                 elif record.donated:
-                    failed += self.donations.consumed(session, record.donated)
+                    failed += self.donations.consumed(session, record.donated, over=True)
                 if whole is not None and whole.ended(record, tables.now) and whole.failure is not None:
                     failed += report_of(self.tables, session, whole)
                 elif failure is None if whole is None else whole.is_over:

@@ -42,6 +42,7 @@ def lowered_script(graph: Graph, slices: Mapping[int, PlacedSlice], fusion: bool
         devices=1,
         script=script,
         segments=made,
+        takes_memory=any(one.takes_memory for one in made),
     )
 
 

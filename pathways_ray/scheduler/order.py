@@ -12,7 +12,7 @@ islands everything that has to go before it is a launch of that island only, whi
 that is over. So it is dispatched everywhere, and its gangs find their inputs; and so on with the next. A policy that
 picks a session whose next launch is cross-island but not the first one yields to the session of the first one.
 
-Drops of buffers stay behind the launches that came before them.
+Drops of buffers stay behind the launches that came before them, but for what was given to one that has succeeded.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class IslandOrder:
             case wire.IslandLaunch():
                 return self._enter(message)
             case wire.Drop():
-                if (queue := self.waiting.get(message.session)) is None:
+                if message.given or (queue := self.waiting.get(message.session)) is None:
                     return [ToHosts(message)]
                 queue.items.append(message)
                 return []

@@ -41,10 +41,12 @@ class Peers(Message, tag=20):
 
 
 class Drop(Message, tag=23):
-    """Buffers that are not needed any more."""
+    """Buffers that are not needed behind the launches that came before; or by none at all, where they were `given` to
+    one that has succeeded."""
 
     session: int
     buffers: tuple[int, ...]
+    given: bool = False
 
 
 class DropSession(Message, tag=24):

@@ -145,11 +145,17 @@ def test_a_loop_that_donates_its_state_keeps_no_values_of_it(session, slices) ->
         return {name: leaf + x for name, leaf in state.items()}, x.sum()
 
     step = pw.compiled(train, slice=slices.a1, donate_argnums=0)
+    plus = pw.compiled(lambda v: v + 1, slice=slices.a1, donate_argnums=0)
     state = {name: np.zeros(100, np.float32) for name in "abc"}
     for _ in range(20):
         state, loss = step(state, np.float32(1))
         assert float(loss) == 1.0
     assert not session._driver.siblings.values
+    for _ in range(5):  # nor of a loss that is asked for with its call, and given away unread
+        state, loss = step(state, np.float32(1))
+        more = plus(loss)
+    assert float(more) == 2.0
+    assert not session._data.ahead.asked
 
 
 @pytest.mark.parametrize(

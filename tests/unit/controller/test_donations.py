@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
+import pytest
+
 from pathways_ray.controller.state import Buffer, Send, SendClient
+from pathways_ray.limits import MAX_KEPT_BYTES
 from pathways_ray.transport.messages import (
     BuffersLost,
     DonationsDecided,
@@ -25,14 +28,14 @@ from tests.unit.controller.harness import (
 )
 
 
-def donating(islands: int = 1) -> Harness:
-    """Buffers 1 and 2 lie on islands 0 and 1; program 1 takes over the first, or with two islands both."""
+def donating(islands: int = 1, kept_bytes: int = 0) -> Harness:
+    """Buffers 1 and 2 lie on islands 0 and 1; program 1 is given the first, or with two islands both."""
     front = Harness()
     sketch = sketch_with_slices("taking")
     ends = []
     for slice in (1, 2)[:islands]:
         ends.append(sketch.call("f", sketch.argument(slice), slice=slice, donated=(0,)))
-    front.register(sketch.planned(*ends), 1)
+    front.register(sketch.planned(*ends, kept_bytes=kept_bytes), 1)
     front.put(1, slice=1)
     front.put(2, slice=2)
     return front
@@ -57,8 +60,30 @@ def test_what_a_launch_took_is_freed_when_it_is_done() -> None:
     front.launch(1, (1,), 5)
     assert known(front) == {2, 5}
     assert front.launches.sessions[1].device_bytes == bytes_before, "the result in place of the argument"
-    assert to_island(front.done(0, 1), 0, Drop) == [Drop(1, (1,))]
+    assert to_island(front.done(0, 1), 0, Drop) == [Drop(1, (1,), given=True)]
     assert not front.launches.sessions[1].donated
+
+
+def test_what_keeps_its_memory_is_freed_with_the_launch_as_well() -> None:
+    front = donating(kept_bytes=MAX_KEPT_BYTES)
+    front.launch(1, (1,), 5)
+    assert known(front) == {2, 5}
+    assert to_island(front.done(0, 1), 0, Drop) == [Drop(1, (1,), given=True)]
+
+
+@pytest.mark.parametrize("freed", [False, True])
+def test_what_keeps_its_memory_is_back_wherever_the_launch_fails(freed: bool) -> None:
+    """One island has computed its part, the other fails. The last handle may be gone meanwhile."""
+    front = donating(islands=2, kept_bytes=MAX_KEPT_BYTES)
+    front.launch(1, (1, 2), 5)
+    front.done(0, 1)
+    if freed:
+        front.free(1)
+    commands = failed(front, 1, ())
+    report = outcome(commands)
+    assert (report.consumed, report.undecided) == ((), ())
+    assert known(front) >= ({2} if freed else {1, 2})
+    assert to_island(commands, 0, Drop) == ([Drop(1, (1,))] if freed else []), "behind what was called before"
 
 
 def test_what_a_failed_launch_did_not_take_is_back() -> None:

@@ -107,6 +107,14 @@ def test_drops_stay_behind_the_launches_that_came_before_them(drop: Drop | DropP
     assert dispatched(island.from_controller(drop)) == [drop], "with nothing before them they leave at once"
 
 
+def test_what_was_given_to_a_launch_that_has_succeeded_is_dropped_at_once() -> None:
+    """A stream of launches that wait would keep all that was donated to those before."""
+    island, drop = serving(0, window=1), Drop(1, (5,), given=True)
+    island.from_controller(run(1))
+    island.from_controller(run(2))
+    assert dispatched(island.from_controller(drop)) == [drop]
+
+
 @pytest.mark.parametrize("message", [Program(1, b"plan", {}), Peers(())])
 def test_what_has_no_place_in_the_order_is_passed_on(message: Program | Peers) -> None:
     island = serving(0, window=1)

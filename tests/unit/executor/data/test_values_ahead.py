@@ -431,6 +431,15 @@ def test_a_value_that_is_deleted_meanwhile_is_let_go(host: Host, data: DataLinks
     until(lambda: host.store.waiting() == 0)
 
 
+def test_a_value_that_is_donated_before_its_call_has_left_is_not_asked_for(host: Host, data: DataLinks) -> None:
+    """Both calls waited for an upload."""
+    data.ahead.buffers = {2: record(2)}
+    data.ahead.buffers[2].donate("it was donated to f")
+    link = called(data, 2)
+    assert (data.ahead.asked, link.fetches) == ({}, {})
+    until(lambda: host.store.waiting() == 0)
+
+
 class TakenMeanwhile(dict[int, Fetching]):
     """Questions of a stream, of which other threads take each out right after it has been looked up."""
 
