@@ -138,7 +138,11 @@ def bug(
     """Enters a function into the table, under its name in words. Hosts run functions beside their devices, programs
     route rows, launches begin early wherever they may, and carry arguments, loops look at each value, and users ask for
     values alone, only where the bug asks for it."""
-    settings = {"calls": 0.0, "routes": 0.0, "eager": False, "waits": 0.0, "inline": 0.0, "serves": 0.0} | settings
+    settings = {
+        **dict.fromkeys(("calls", "routes", "waits", "inline", "serves"), 0.0),
+        "eager": False,
+        "keeps": False,
+    } | settings
 
     def enter(plant: Callable[[Patch], None]) -> Callable[[Patch], None]:
         BUGS.append(Planted(plant.__name__.replace("_", " "), plant, faults, seeds, shown, settings))
@@ -404,7 +408,7 @@ def transfers_of_different_launches_have_one_name(patch: Patch) -> None:
     patch.setattr(parts, "transfer_id", lambda launch, edge, receiver: plan.transfer_id(launch % 3, edge, receiver))
 
 
-@bug(faults=0, seeds=400, shown=235)
+@bug(faults=0, seeds=600, shown=541)
 def what_peers_still_read_is_overwritten(patch: Patch) -> None:
     patch.setattr(Transfer, "own", lambda self, array: array)
 
@@ -670,7 +674,7 @@ def a_failure_goes_unseen_when_its_result_was_donated(patch: Patch) -> None:
 
 @bug(faults=0)
 def what_was_donated_is_never_freed(patch: Patch) -> None:
-    patch.setattr(Donations, "consumed", lambda self, session, numbers: [])
+    patch.setattr(Donations, "consumed", lambda self, session, numbers, over=False: [])
 
 
 # --- processes that say nothing ---------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -9,8 +10,10 @@ import msgspec
 from pathways_ray.client.early import EarlyCalls
 from pathways_ray.controller import outcomes
 from pathways_ray.controller.dispatch import Dispatch
+from pathways_ray.controller.programs import PlannedProgram
 from pathways_ray.executor.run.core import HostCore
 from pathways_ray.executor.run.early import EarlyLaunches, EarlyReports
+from pathways_ray.executor.run.host_plan import HostPlan
 from pathways_ray.executor.run.instructions import Free
 from pathways_ray.transport.messages import EarlyLaunch, IslandLaunch, Message
 from tests.simulation.planted import Original, Patch, bug, wrapped
@@ -40,10 +43,19 @@ def a_launch_that_began_early_begins_again_when_it_is_sent(patch: Patch) -> None
     wrapped(patch, EarlyLaunches, "sent", sent)
 
 
-@bug(faults=0, shown=7, **ALONE)
+@bug(faults=0, seeds=150, shown=86, **ALONE)
 def a_launch_is_begun_early_that_has_been_sent(patch: Patch) -> None:
     """Its copy came late: it has run, and what it made may have been dropped."""
     patch.setattr(EarlyLaunches, "_note", lambda self, session, results: None)
+
+
+@bug(faults=0, seeds=150, shown=13, **ALONE | {"poison": 0.2, "cancels": 0.2})
+def a_launch_that_takes_memory_is_begun_early(patch: Patch) -> None:
+    """Where it is refused or cancelled, its client believes that what it donated lives."""
+    may_be_early = cached_property(lambda self: self.is_unobstructed and self.computes and bool(self.plan.results))
+    may_be_early.__set_name__(HostPlan, "may_be_early")
+    patch.setattr(HostPlan, "may_be_early", may_be_early)
+    patch.setattr(PlannedProgram, "takes_memory", property(lambda self: False, lambda self, taken: None))
 
 
 @bug(faults=0, **ALONE)

@@ -189,7 +189,7 @@ def launches_go_on_that_failed_with_a_scheduler(patch: Patch) -> None:
     patch.setattr(HostCore, "_scheduler_found", lambda self, event: self.rejoining.scheduler_found(self._now))
 
 
-@bug(faults=0, shown=23, **ORPHANING | WIDE | {"parallel": False, "controller_deaths": 3})
+@bug(faults=0, seeds=150, shown=68, **ORPHANING | WIDE | {"parallel": False, "controller_deaths": 3})
 def what_waits_goes_on_where_a_scheduler_and_the_controller_die(patch: Patch) -> None:
     """Nobody is left who knows that it failed."""
     patch.setattr(HostCore, "_scheduler_found", lambda self, event: self.rejoining.scheduler_found(self._now))
