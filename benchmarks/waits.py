@@ -50,7 +50,8 @@ class Turns:
     """The programs on one system.
 
     Args:
-        compiled: makes a function one that runs on the devices; with `apart`, on those of the other island.
+        compiled: makes a function one that runs on the devices; with `apart`, on those of the other island. It is given
+            the first argument with `donates`.
         put: places an array (devices, …), one part for each device.
         move: moves an array to the other island.
     """
@@ -61,7 +62,8 @@ class Turns:
         self._add, self._half = compiled(lambda v: v + 1), compiled(lambda v: v * 0.5)
         self._shift = [compiled(f) for f in (lambda v: v + 2, lambda v: v - 1, lambda v: v * 1 + 2)]
         self._both = compiled(lambda v: (v * 0.5 + 1, v * 2))
-        self._step = compiled(_step)
+        self._step, self._step_of_its_own = compiled(_step), compiled(_step, donates=True)
+        self._copy = compiled(lambda weights: {name: weight + 0 for name, weight in weights.items()})
         self._there, self._move = compiled(lambda v: v + 1, apart=True), move
         self._start = put(np.zeros(shape, np.float32))
         self._batch = np.arange(devices * WIDTH, dtype=np.float32).reshape(shape) / 8
@@ -75,6 +77,7 @@ class Turns:
             "two results, a value of one": self._one_of_two,
             "two results, both values": self._both_of_two,
             f"a training step of {LEAVES} arrays, its loss": self._training,
+            "the same, which donates the arrays": self._training_in_place,
             "an argument from NumPy": self._given,
             "an argument that is placed": self._placed,
             f"a tree of {PLACED} arrays that is placed": self._tree,
@@ -128,6 +131,11 @@ class Turns:
         state, loss = self._step(state, self._start)
         return state, np.asarray(loss)
 
+    def _training_in_place(self, value: Any) -> tuple[Any, Any]:
+        state = value if isinstance(value, dict) else self._copy(self._weights)
+        state, loss = self._step_of_its_own(state, self._start)
+        return state, np.asarray(loss)
+
     def _given(self, value: Any) -> tuple[Any, Any]:
         return value, np.asarray(self._add(self._batch))
 
@@ -166,8 +174,9 @@ class Runtime(Turns):
         self._stack.enter_context(pw.init(islands=2, devices_per_host=devices))
         here, there = (pw.virtual_slice((devices,), ("x",), island=island) for island in (0, 1))
 
-        def compiled(function: Callable[..., Any], apart: bool = False) -> Callable[..., Any]:
-            return pw.compiled(function, slice=there if apart else here, in_specs=P("x"), out_specs=P("x"))
+        def compiled(function: Callable[..., Any], apart: bool = False, donates: bool = False) -> Callable[..., Any]:
+            where, given = there if apart else here, 0 if donates else ()
+            return pw.compiled(function, slice=where, in_specs=P("x"), out_specs=P("x"), donate_argnums=given)
 
         super().__init__(
             compiled, lambda v: pw.put(v, here, P("x")), lambda v: pw.reshard(v, slice=there, spec=P("x")), devices
@@ -184,8 +193,9 @@ class Jax(Turns):
         lying = cores.of_this_process(devices)
         import jax
 
-        def compiled(function: Callable[..., Any], apart: bool = False) -> Callable[..., Any]:
-            return jax.jit(function, in_shardings=lying, out_shardings=lying)
+        def compiled(function: Callable[..., Any], apart: bool = False, donates: bool = False) -> Callable[..., Any]:
+            given = 0 if donates else ()
+            return jax.jit(function, in_shardings=lying, out_shardings=lying, donate_argnums=given)
 
         super().__init__(
             compiled, lambda v: jax.device_put(v, lying), lambda v: jax.device_put(v, lying, may_alias=False), devices
