@@ -279,4 +279,4 @@ class EarlyCalls:
             return False
         if calls:
             self._given_up[program] = before + calls
-        return before < ASKED_AGAIN
+        return before + 1 < ASKED_AGAIN

@@ -208,16 +208,21 @@ class Session(SessionQuestions, SliceCalls, UploadCalls):
                         self._connection.outbox.send(message)
                 except BaseException:  # Ctrl-C: who called it has no handle to what it makes
                     driver.do(core.interrupted(made))
+                    self._let_go(donated)
                     raise
             break
         if core.queue:
             driver.sweep()
-        if donated:  # other threads may wait for them, and their values are asked for no more
-            for record in donated:
-                driver.siblings.forget(record.id)
-                self._data.ahead.drop(record.id)
+        if donated:  # other threads may wait for them
+            self._let_go(donated)
             driver.wake_all()
         return arrays
+
+    def _let_go(self, donated: Sequence[BufferRecord]) -> None:
+        """Drops the values of arrays that are gone for their user, with what was asked for."""
+        for record in donated:
+            self._driver.siblings.forget(record.id)
+            self._data.ahead.drop(record.id)
 
     def server_of(self, program: int) -> Server | None:
         """The host that may be asked for the values of a call, where nothing of the session stands against it."""

@@ -1,8 +1,9 @@
 """Donated arguments: arrays whose memory a launch may take.
 
 A launch that is admitted takes them out of its session. When it succeeds they are gone; when it fails, those whose
-memory no host has taken come back, with their values: all, where its program takes the memory of none. A launch that
-fails with a lost host has its outcome at once: what lies on other islands is *undecided* until these have reported.
+memory no host has taken come back, with their values: all, where its program, or part of one, takes the memory of none.
+A launch that fails with a lost host has its outcome at once: what lies on other islands is *undecided* until these have
+reported.
 """
 
 from __future__ import annotations

@@ -222,7 +222,11 @@ class Hosts:
         for host in hosts:
             host.orphaned = True
             commands += self._away(host, "host without a scheduler", "it keeps what it holds", reason)
+        in_flight = self.tables.in_flight.values()
         donated = {(s.id, number) for s in self.tables.sessions.values() for number in s.donated}
+        donated -= {
+            (one.session, number) for one in in_flight if not one.program.takes_memory for number in one.donated
+        }
         lost = Failure("HostLost", reason, host=hosts[0].host)
         settled = self._fail_launches(hosts[0].island, Loss(lost, lost, lost, reason))
         commands += settled.commands

@@ -108,7 +108,7 @@ def test_what_a_host_has_not_any_more_is_lost_and_the_rest_is_not() -> None:
 def test_a_donation_that_a_launch_may_have_taken_is_lost() -> None:
     front = Harness()
     program = program_over(2)
-    program.donated = (0,)
+    program.donated, program.takes_memory = (0,), True
     front.register(program, 1)
     front.put(1, slice=2)
     front.launch(1, (1,), 2)

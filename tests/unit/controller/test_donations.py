@@ -86,6 +86,16 @@ def test_what_keeps_its_memory_is_back_wherever_the_launch_fails(freed: bool) ->
     assert to_island(commands, 0, Drop) == ([Drop(1, (1,))] if freed else []), "behind what was called before"
 
 
+@pytest.mark.parametrize(("kept_bytes", "lost"), [(0, [1]), (MAX_KEPT_BYTES, [])])
+def test_what_keeps_its_memory_is_not_lost_with_a_scheduler(kept_bytes: int, lost: list[int]) -> None:
+    """Its hosts stay. A launch may have taken what others are given."""
+    front = donating(kept_bytes=kept_bytes)
+    front.launch(1, (1,), 5)
+    hosts = [host for host in front.launches.tables.hosts.values() if host.island == 0]
+    front.launches.scheduler_lost(hosts, "its process ended")
+    assert sorted(k for k, one in front.launches.sessions[1].buffers.items() if one.failure) == [*lost, 5]
+
+
 def test_what_a_failed_launch_did_not_take_is_back() -> None:
     """1. It fails before any host took the argument. 2. The next launch has it."""
     front = donating()
