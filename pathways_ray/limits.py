@@ -185,8 +185,8 @@ MAX_EARLY_BYTES = 1 << 20
 """Results of a launch that a host may make before there is known to be room for them, for a few launches at a time."""
 
 MAX_KEPT_BYTES = MAX_EARLY_BYTES
-"""Donated arguments of a launch whose memory it does not take, on all devices, so that a host may make its results as
-early: it is free once the launch is over."""
+"""Donated arguments of a program keep their memory until a launch is over where they have no more than this together,
+on all devices: so the launch may begin early."""
 
 MAX_EARLY_TEMPORARY_BYTES = 64 << 20
 """What such a launch takes inside on each device, where one computes at a time."""

@@ -35,8 +35,8 @@ class Settings:
     beside their devices, `routes` that a program routes rows, `priorities` that a launch has a priority. With `eager`
     , launches begin early wherever they may. `waits` is the chance that a loop looks at each value, `inline` that a
     value goes with its launch. `slow` is the factor of the times of devices. `replaces` is the chance that a user drops
-    a program for another one, `serves` that it calls one for its values alone. With
-    `keeps` donated arguments keep their memory until the launch is over, as small ones do.
+    a program for another one, `serves` that it calls one for its values alone. With `keeps`
+    donated arguments keep their memory until the launch is over, as small ones do.
 
     Windows are mostly far smaller than in production, so that runs reach their limits.
     """
