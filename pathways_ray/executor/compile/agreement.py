@@ -2,9 +2,9 @@
 
 All its hosts call a computation at the same places of one order. In each call they agree: either each gives what is to
 be summed, and gets what all gave, or all have XLA run it as one computation. A host that has its arguments says so,
-with its values; one that has not takes no part. The first host hears all others, and decides: it waits for a while, and
-has XLA run what not all have come to by then. They wait for its word, as they would in XLA's collective; a partner's
-end wakes them as well.
+with its values; one that has not takes no part. Two hosts tell each other: each waits for the other's word, as it would
+in XLA's collective. Of more the first one hears all others, and decides: it waits for a while, and has XLA run what not
+all have come to by then; they wait for its word. A partner's end wakes all of them as well.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Place(NamedTuple):
 
 
 READY, ABSENT, TOGETHER, APART = b"r", b"a", b"t", b"w"
-"""What hosts say in a call: the others that they have their arguments, or take no part; the first one that values are
+"""What hosts say in a call: that they have their arguments, or take no part; the first one of several that values are
 exchanged, with all of these, or that XLA runs the computation."""
 
 
@@ -66,8 +66,8 @@ class Agreement:
     Args:
         partners: the other hosts' ends on the first host, and the first one's on others, as far as they are there. A
             host that is nobody's partner takes no part.
-        others: how many partners there are to be.
-        is_first: whether this host decides.
+        others: the computation's further hosts; where there is one, none of the two decides.
+        is_first: whether this host is the first one.
     """
 
     def __init__(self, partners: Callable[[], Sequence[Partner]], others: int, is_first: bool) -> None:
@@ -100,7 +100,10 @@ class Agreement:
         for lock in held:
             lock.acquire()
         try:
-            every = self._decide(mine) if self._is_first else self._hear(mine)
+            if self._others == 1:
+                every = self._swap(mine)
+            else:
+                every = self._decide(mine) if self._is_first else self._hear(mine)
         finally:
             for lock in held:
                 lock.release()
@@ -110,10 +113,11 @@ class Agreement:
     def exchange(self, mine: bytes) -> bytes:
         """The same for what is summed later in a call in which all have agreed. Raises `PartnerLost`."""
         self._part += 1
-        if not self._is_first:
-            (first,) = self._met
-            first.say(READY, self._part, mine)
-            return self._values(first)
+        if self._others == 1 or not self._is_first:
+            (other,) = self._met
+            other.say(READY, self._part, mine)
+            heard = self._values(other)
+            return self._of_both(mine, heard) if self._others == 1 else heard
         every = mine + b"".join(map(self._values, self._met))
         for partner in self._met:
             partner.say(TOGETHER, self._part, every)
@@ -138,6 +142,21 @@ class Agreement:
         self._met, self._part = list(self._partners()), 0
         for partner in self._met:
             partner.begin(self._place)
+
+    def _swap(self, mine: bytes) -> bytes | None:
+        """The values of two hosts. What each says does not depend on the other: so no word waits for another one."""
+        for other in self._met:
+            try:
+                other.say(READY, 0, mine)
+                heard = other.hear(0)
+            except PartnerLost:
+                other.end()
+                return None
+            return self._of_both(mine, heard[1]) if heard is not None and heard[0] == READY else None
+        return None
+
+    def _of_both(self, mine: bytes, theirs: bytes) -> bytes:
+        return mine + theirs if self._is_first else theirs + mine
 
     def _decide(self, mine: bytes) -> bytes | None:
         values = [mine]

@@ -231,7 +231,8 @@ class Partners:
                 if partner is not None:
                     self._dialled[computation] = partner
         known = [partner] if partner is not None else []
-        return self._noted(Agreement(lambda: [one for one in known if one.is_open], 1, is_first=False))
+        side = Agreement(lambda: [one for one in known if one.is_open], len(hosts) - 1, is_first=False)
+        return self._noted(side)
 
     @property
     def agreed(self) -> int:

@@ -23,7 +23,7 @@ def still(partner: SocketPartner) -> list[SocketPartner]:
 
 
 class Hosts:
-    """Some hosts that are at one computation, the first of which decides; each has a thread of its own."""
+    """Some hosts that are at one computation; of three and more the first decides. Each has a thread of its own."""
 
     def __init__(self, count: int) -> None:
         self.first: list[SocketPartner] = []
@@ -33,7 +33,7 @@ class Hosts:
             self.first.append(SocketPartner(a))
             self.others.append(SocketPartner(b))
         self.sides = [Agreement(lambda: self.first, count - 1, is_first=True)]
-        self.sides += [Agreement(partial(still, one), 1, is_first=False) for one in self.others]
+        self.sides += [Agreement(partial(still, one), count - 1, is_first=False) for one in self.others]
         self.pool = ThreadPoolExecutor(count)
 
     def all(self, act: Callable[[int, Agreement], Any]) -> list[Any]:
@@ -56,6 +56,13 @@ class Hosts:
 @pytest.fixture
 def two() -> Iterator[Hosts]:
     made = Hosts(2)
+    yield made
+    made.pool.shutdown()
+
+
+@pytest.fixture
+def three() -> Iterator[Hosts]:
+    made = Hosts(3)
     yield made
     made.pool.shutdown()
 
@@ -113,19 +120,50 @@ def test_hosts_never_disagree(seed: int) -> None:
     hosts.pool.shutdown()
 
 
-def test_the_first_host_waits_for_a_while_and_then_rests(two: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_host_of_several_waits_for_a_while_and_then_rests(
+    three: Hosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What others say of calls that it has left comes too late, and is let go of."""
     monkeypatch.setattr(agreement, "PATIENCE_S", 0.01)
-    first, other = two.sides
+    first, *others = three.sides
     for number in range(1, RESTS + 2):
         first.at(number, 0)
         began = time.monotonic()
         assert first.agree(b"0") is None
         assert time.monotonic() - began < 1.0
     for number in range(1, RESTS + 2):
-        other.at(number, 0)
-        assert other.agree(b"1") is None
-    assert two.call(RESTS + 2) == [b"01", b"01"]
+        for other in others:
+            other.at(number, 0)
+            assert other.agree(b"1") is None
+    assert three.call(RESTS + 2) == [b"012"] * 3
+
+
+@pytest.mark.parametrize("late", [0, 1])
+@pytest.mark.parametrize("comes", [True, False])
+def test_one_of_two_hosts_waits_for_the_other(two: Hosts, late: int, comes: bool) -> None:
+    early = 1 - late
+    for side in two.sides:
+        side.at(1, 0)
+    waiting = two.pool.submit(two.sides[early].agree, b"%d" % early)
+    time.sleep(3 * PATIENCE_S)
+    assert not waiting.done()
+    if comes:
+        assert two.sides[late].agree(b"%d" % late) == b"01"
+    else:
+        two.sides[late].leave()
+    assert waiting.result(timeout=5) == (b"01" if comes else None)
+    assert two.call(2) == [b"01", b"01"]
+
+
+@pytest.mark.parametrize("ends", [0, 1])
+def test_the_end_of_one_of_two_hosts_wakes_the_other(two: Hosts, ends: int) -> None:
+    two.sides[1 - ends].at(1, 0)
+    waiting = two.pool.submit(two.sides[1 - ends].agree, b"1")
+    time.sleep(0.05)
+    assert not waiting.done()
+    (two.first if ends == 0 else two.others)[0].end()
+    assert waiting.result(timeout=5) is None
+    assert two.call(2) == [None, None]
 
 
 def test_a_host_that_leaves_many_calls_hears_all_that_is_said_meanwhile(
