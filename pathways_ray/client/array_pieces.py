@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -60,6 +61,13 @@ class Fetching:
                 self.missing.pop(device, None)
         return not self.missing
 
+    def add_all(self, shards: wire.FetchShards) -> bool:
+        """Takes all shards: nothing is missing any more. Raises `ValueError` where they are not those asked for."""
+        if self.array is not None:
+            self.array.take_all(self.host, shards.data)
+        self.missing.clear()
+        return True
+
     def end(self) -> bool:
         """Notes that all has come to the file that the question took along, or comes by the pipe."""
         self.in_file = True
@@ -104,6 +112,11 @@ class FetchPlan:
         self.only_host = next(iter(by_host)) if len(by_host) == 1 else -1
         self.places = {(device.host, device.index): self._place_of(box) for box, device in shards}
         self.sizes = {host: {k: self.places[host, k].size for k in indices} for host, indices in by_host.items()}
+        starts = itertools.accumulate((place.size for place in self.places.values()), initial=0)
+        self.is_in_order = len(by_host) == 1 and all(
+            place.start == start for place, start in zip(self.places.values(), starts, strict=False)
+        )
+        """Whether the shards, one behind the other as they are asked for, are the array."""
 
     def _place_of(self, box: Box) -> Place:
         start, run, _ = place_of(box, self.shape)
@@ -139,7 +152,7 @@ class FetchedArray:
         self.by_host: dict[int, Fetching] = {}
         for host, sizes in plan.sizes.items():
             self.by_host[host] = Fetching(self, host, sizes, told)
-        self.shards: dict[tuple[int, int], bytearray] = {}
+        self.shards: dict[tuple[int, int], bytearray | memoryview] = {}
         """By host and device, small ones that have come whole."""
         # No locks: a thread that reads may be interrupted by a signal handler that waits for a value, reads for itself,
         # and comes to the same part. What is made first is everybody's.
@@ -173,6 +186,19 @@ class FetchedArray:
             whole[_slices(box)] = np.ndarray(box_shape(box), plan.dtype, room)
             self._memory.pop(name, None)
         return end == size
+
+    def take_all(self, host: int, data: bytes | memoryview) -> None:
+        """Takes the small shards of a host, one behind the other, as they were asked for. Raises `ValueError` where
+        they are of another size."""
+        sizes, at, room = self.plan.sizes[host], 0, bytearray(data)
+        if len(room) != sum(sizes.values()):
+            raise ValueError(f"{len(room)} bytes came for shards of {sum(sizes.values())}")
+        if self.plan.is_in_order:
+            self._memory[WHOLE] = room
+            return
+        for device, size in sizes.items():
+            self.shards[host, device] = memoryview(room)[at : at + size]
+            at += size
 
     def read(self, pipe: Pipe) -> np.ndarray[Any, Any]:
         """The whole array, whose one host writes its shards to a pipe. Raises `EOFError` where that hangs up before."""

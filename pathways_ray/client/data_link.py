@@ -26,7 +26,7 @@ from pathways_ray.transport import messages as wire
 from pathways_ray.transport import streams, thread_links
 from pathways_ray.transport.frames import LinkLost
 from pathways_ray.transport.local_sockets import Invitation, LocalSocket, NotLocal
-from pathways_ray.transport.messages import FROM_HOST_DATA, FetchDone, FetchPart
+from pathways_ray.transport.messages import FROM_HOST_DATA, FetchDone, FetchPart, FetchShards
 from pathways_ray.transport.peer_memory import places_of
 from pathways_ray.transport.pipes import MIN_READ_BYTES, HostPipe, Pipe, is_pipe
 from pathways_ray.transport.shared_memory import SharedFile
@@ -138,10 +138,16 @@ class DataLink:
         self.end(reason)
 
     def _on_message(self, message: wire.Message) -> None:
-        if type(message) is FetchPart or type(message) is FetchDone:  # nearly always
-            fetching = self.fetches.get(message.request)
-            if fetching is None or not (fetching.add(message) if type(message) is FetchPart else fetching.end()):
+        if type(message) is FetchPart or type(message) is FetchDone or type(message) is FetchShards:  # nearly always
+            if (fetching := self.fetches.get(message.request)) is None:
                 return
+            if type(message) is FetchPart:
+                if not fetching.add(message):
+                    return
+            elif type(message) is FetchShards:
+                fetching.add_all(message)
+            else:
+                fetching.end()
             if (told := fetching.told) is not None:
                 told()
             return

@@ -105,6 +105,13 @@ class FetchPart(Message, tag=56):
     data: Bytes
 
 
+class FetchShards(Message, tag=68):
+    """In place of parts, where several shards are small: the bytes of all that were asked for, in that order."""
+
+    request: int
+    data: Bytes
+
+
 class DataFailed(Message, tag=57):
     """A put or fetch that could not be served."""
 
@@ -118,7 +125,7 @@ class FetchDone(Message, tag=58):
     request: int
 
 
-FromHostData = PutDone | FetchPart | DataFailed | LocalDoor | FetchDone | EarlyAllowed | EarlyRefused
+FromHostData = PutDone | FetchPart | FetchShards | DataFailed | LocalDoor | FetchDone | EarlyAllowed | EarlyRefused
 
 
 TO_HOST_DATA: Codec[ToHostData] = Codec(ToHostData)

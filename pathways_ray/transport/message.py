@@ -8,7 +8,7 @@ import msgspec
 
 from pathways_ray.errors import WireError
 
-VERSION = 31
+VERSION = 32
 
 Counted = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 """An id that others are counted on from: what comes out must fit on the wire as well."""

@@ -30,6 +30,8 @@ MAX_PINNED_BYTES = 1 << 30
 there: 256 MiB take 6 ms of an H200 that way, and 85 by JAX's own, which goes through a small part of such memory. A
 process keeps what it once had of it."""
 
+Answer = wire.FetchPart | wire.FetchShards | wire.FetchDone
+
 
 class ShardReader:
     """Reads the buffers of a host, from any thread.
@@ -71,24 +73,21 @@ class ShardReader:
                 for shard in shards_of(value):
                     shard.copy_to_host_async()
 
-    def parts(self, request: int, value: Any, devices: Sequence[int]) -> Sequence[wire.FetchPart | wire.FetchDone]:
+    def parts(self, request: int, value: Any, devices: Sequence[int]) -> Sequence[Answer]:
         """The answer to a question for a small array, or, where it asks for no device, whether it is there."""
         if not devices:
             value.block_until_ready()
             return [wire.FetchDone(request)]
         shards = shards_by_device(value)
-        found = []
-        for device in devices:
-            data = self._elements(self._on(shards, device)).tobytes()
-            found.append(wire.FetchPart(request, device, 0, len(data), data))
-        return found
+        found = [self._elements(self._on(shards, device)).tobytes() for device in devices]
+        if len(found) > 1 and len(data := b"".join(found)) <= SMALL_BYTES:
+            return [wire.FetchShards(request, data)]
+        return [wire.FetchPart(request, k, 0, len(data), data) for k, data in zip(devices, found, strict=True)]
 
-    def siblings(
-        self, session: int, message: wire.Fetch, room: int = limits.MAX_SIBLINGS_BYTES
-    ) -> Sequence[wire.FetchPart | wire.FetchDone]:
+    def siblings(self, session: int, message: wire.Fetch, room: int = limits.MAX_SIBLINGS_BYTES) -> Sequence[Answer]:
         """The small results that come along with the answer to a question, no more than a client of this project asks
         for, nor than there is room for. One for no devices waits for all of them."""
-        parts: list[wire.FetchPart | wire.FetchDone] = []
+        parts: list[Answer] = []
         if not message.devices:
             for _, buffer in message.also:
                 self.value(session, buffer).block_until_ready()
@@ -99,7 +98,7 @@ class ShardReader:
             if hasattr(value, "is_ready") and value.nbytes <= SMALL_BYTES and is_computed(value):
                 with contextlib.suppress(Exception):  # a question for it tells what is wrong
                     found = self.parts(request, value, message.devices)
-                    room -= sum(part.total for part in found if isinstance(part, wire.FetchPart))
+                    room -= sum(len(part.data) for part in found if not isinstance(part, wire.FetchDone))
                     if room < 0:
                         break
                     parts += found

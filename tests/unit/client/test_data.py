@@ -25,7 +25,7 @@ from pathways_ray.errors import Failure, HostLost, SessionClosed
 from pathways_ray.ir.plan import Device, PlacedSlice
 from pathways_ray.ir.types import ArrayType, SliceType
 from pathways_ray.transport import frames
-from pathways_ray.transport.messages import FetchPart, HostAddress, PutDone, encode
+from pathways_ray.transport.messages import FetchPart, FetchShards, HostAddress, PutDone, encode
 from pathways_ray.transport.shared_memory import SharedFile, offsets
 from tests.waiting import until
 
@@ -85,6 +85,37 @@ def test_shards_come_to_their_places_in_any_order(data: st.DataObject) -> None:
         fetching.by_host[0].add(data.draw(st.sampled_from([one for one in parts if one])).pop(0))
     assert fetching.is_there
     np.testing.assert_array_equal(fetching.value(), array)
+
+
+@given(st.data())
+def test_small_shards_come_to_their_places_together(data: st.DataObject) -> None:
+    shape = tuple(data.draw(st.lists(st.sampled_from([0, 2, 4, 6]), min_size=1, max_size=3)))
+    array = np.arange(np.prod(shape), dtype=np.int16).reshape(shape)
+    cut = data.draw(st.integers(0, len(shape)))
+    placed = on_devices(2)
+    if data.draw(st.booleans()):  # the second shard is on another host, or both are in the other order
+        devices = data.draw(st.sampled_from([(Device(0, 0), Device(1, 3)), (Device(0, 1), Device(0, 0))]))
+        placed = PlacedSlice.on(SliceType(1, (2,), ("x",)), 0, devices)
+    spec = tuple(("x",) if k == cut else () for k in range(len(shape)))
+    fetching = FetchedArray(FetchPlan.of_array(ArrayType(array.shape, array.dtype.name), spec, placed))
+    boxes = {(device.host, device.index): box for box, device in fetching.plan.shards}
+    for host, places in fetching.plan.by_host.items():
+        found = [np.ascontiguousarray(array[tuple(slice(*edge) for edge in boxes[host, k])]) for k in places]
+        shards = FetchShards(1, b"".join(one.tobytes() for one in found))
+        assert not fetching.is_there
+        for _ in range(data.draw(st.integers(1, 2))):  # a signal handler may have taken it as well
+            assert fetching.by_host[host].add_all(shards)
+    assert fetching.is_there
+    value = fetching.value()
+    np.testing.assert_array_equal(value, array)
+    value += 1  # it is the caller's
+
+
+def test_shards_of_another_size_are_refused() -> None:
+    fetching = FetchedArray(plan_of(np.zeros(8, np.float32), (("x",),), 2))
+    with pytest.raises(ValueError, match="31 bytes came for shards of 32"):
+        fetching.by_host[0].add_all(FetchShards(1, bytes(31)))
+    assert not fetching.is_there
 
 
 @pytest.mark.parametrize("part", [(0, 0, 8), (0, -1, 16), (0, 12, 16), (7, 0, 16)])

@@ -17,7 +17,7 @@ from pathways_ray.client.data import DataLinks
 from pathways_ray.client.local_reader import Sleeper
 from pathways_ray.client.upload_turns import MAX_COMING_BYTES, MAX_PIPES, UploadTurns
 from pathways_ray.transport import thread_links
-from pathways_ray.transport.messages import FetchPart, Free
+from pathways_ray.transport.messages import FetchPart, FetchShards, Free
 from pathways_ray.transport.thread_links import Outbox, is_writing
 from tests.unit.client.offline import Background
 from tests.unit.client.test_data import plan_of
@@ -76,6 +76,19 @@ def test_a_part_of_an_array_that_comes_again_in_a_handler_is_taken_once(spec: An
                 fetching.by_host[0].add(part)
 
     assert lines_of(array_pieces, work, again) > 20
+    together = FetchShards(1, b"".join(part.data for part in parts))
+
+    def work_together() -> None:
+        nonlocal fetching
+        fetching = FetchedArray(plan)
+        fetching.by_host[0].add_all(together)
+        np.testing.assert_array_equal(fetching.value(), array)
+
+    def again_together() -> None:
+        if fetching.by_host:
+            fetching.by_host[0].add_all(together)
+
+    assert lines_of(array_pieces, work_together, again_together) > 15
 
 
 def test_a_thread_that_ends_turns_waits_for_none_that_was_interrupted_as_it_took_one() -> None:

@@ -11,7 +11,7 @@ from pathways_ray import limits
 from pathways_ray.errors import WireError
 from pathways_ray.executor.data.buffer_store import BufferStore
 from pathways_ray.executor.data.shard_reader import SMALL_BYTES, ShardReader
-from pathways_ray.transport.messages import Fetch, FetchPart
+from pathways_ray.transport.messages import Fetch, FetchPart, FetchShards
 from pathways_ray.transport.shared_memory import SharedFile
 
 jax.config.update("jax_num_cpu_devices", 8)  # as other tests of this process do, which need more
@@ -47,3 +47,18 @@ def test_no_more_comes_along_with_an_answer_than_a_client_asks_for(count: int) -
     found = reader.siblings(1, Fetch(1, 1, tuple(range(count)), also))
     assert all(isinstance(part, FetchPart) for part in found)
     assert sum(len(part.data) for part in found if isinstance(part, FetchPart)) == limits.MAX_SIBLINGS_BYTES
+
+
+@pytest.mark.parametrize("columns", [8, 4096])
+def test_several_small_shards_are_one_answer(columns: int) -> None:
+    devices = jax.devices("cpu")[:2]
+    reader = ShardReader(0, devices, BufferStore())
+    array = np.arange(2 * columns, dtype=np.float32).reshape(2, columns)
+    value = jax.device_put(array, NamedSharding(Mesh(np.array(devices), "x"), PartitionSpec("x")))
+    shards = [row.tobytes() for row in array]
+    if columns == 8:
+        assert reader.parts(3, value, (1, 0)) == [FetchShards(3, shards[1] + shards[0])]
+    else:
+        parts = [FetchPart(3, k, 0, len(shards[k]), shards[k]) for k in (1, 0)]
+        assert reader.parts(3, value, (1, 0)) == parts
+    assert reader.parts(3, value, (1,)) == [FetchPart(3, 1, 0, len(shards[1]), shards[1])]
