@@ -80,9 +80,11 @@ class _Bell:
                 return
 
     def wait(self, left_s: float | None, left: Sequence[_Awaited]) -> None:
-        """Waits until it rings."""
+        """Waits until it rings. Without a limit it raises `SessionClosed` in a fork, where it never would."""
         for session in self.sessions:
             session.hurry()
+            if left_s is None:
+                session.check_open()
         self._show(_first(left))
         self.rung.sleep(SLICE_S if left_s is None else min(left_s, SLICE_S))
 

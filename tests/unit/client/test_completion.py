@@ -22,7 +22,7 @@ import pytest
 import pathways_ray as pw
 from pathways_ray.client import completion, driver, session_questions
 from pathways_ray.client.buffer import BufferRecord
-from pathways_ray.errors import BufferDeleted, ExecutionError, Failure, UsageError, WaitTimeout
+from pathways_ray.errors import BufferDeleted, ExecutionError, Failure, SessionClosed, UsageError, WaitTimeout
 from pathways_ray.transport.messages import Completed, LaunchFailed
 from tests.unit.client.offline import LIMIT_S, Background, Offline
 from tests.waiting import until
@@ -80,6 +80,15 @@ def test_hosts_are_asked_for_the_results_of_a_few_launches_that_are_all_waited_f
     pending = launched(offline, 1)
     assert pw.wait(pending, timeout=0.01) == ([], pending)
     assert came[-1:] == [(launches + 2, False)]
+
+
+@pytest.mark.parametrize("wait", [pw.wait, lambda arrays: list(pw.as_completed(arrays))])
+def test_in_a_fork_no_wait_is_without_an_end(offline: Offline, wait: Any) -> None:
+    """Nobody reads there what comes."""
+    arrays = launched(offline, 3)
+    offline.session.leave_to_parent()
+    with pytest.raises(SessionClosed, match="fork"):
+        Background(lambda: wait(arrays)).end()
 
 
 def test_a_fork_asks_no_host_by_the_streams_of_its_parent(offline: Offline, monkeypatch: pytest.MonkeyPatch) -> None:
