@@ -60,8 +60,12 @@ class Backend(Protocol):
     def check(self, compiled: Any, hosts: int) -> None:
         """Raises `CompileError` for a computation that would be wrong in a group of this number of hosts."""
 
-    def prepare(self, compiled: Any, devices: int, rebuild: Rebuild) -> Any:
-        """The computation as it is to be called, on `devices` devices of this host: as it is, or built again."""
+    def prepare(self, compiled: Any, devices: int, rebuild: Rebuild, nbytes: int = 0) -> Any:
+        """The computation as it is to be called, on `devices` devices of this host: as it is, or built again.
+
+        Args:
+            nbytes: what it reads and writes, where that is known.
+        """
 
     def over_hosts(self, compiled: Function, devices: int) -> Function:
         """A computation of several hosts, `devices` of them here, as it is to be called: those of the same devices run
@@ -148,7 +152,7 @@ class AcceleratorBackend:
     def check(self, compiled: Any, hosts: int) -> None:
         """Every computation is as good in a group as on one host."""
 
-    def prepare(self, compiled: Any, devices: int, rebuild: Rebuild) -> Any:
+    def prepare(self, compiled: Any, devices: int, rebuild: Rebuild, nbytes: int = 0) -> Any:
         return compiled
 
     def over_hosts(self, compiled: Function, devices: int) -> Function:

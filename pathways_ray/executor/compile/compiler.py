@@ -32,7 +32,8 @@ from pathways_ray.executor.compile.whole_modules import Typed, WholeModule
 from pathways_ray.executor.run.parts import Keeps
 from pathways_ray.ir.graph import Loop, Part, functions_in
 from pathways_ray.ir.plan import Edge, Executable, PlacedSlice
-from pathways_ray.ir.types import REPLICATED, ArrayType, Layout, Spec
+from pathways_ray.ir.regions import box_shape
+from pathways_ray.ir.types import REPLICATED, ArrayType, Layout, Spec, item_bytes
 from pathways_ray.jax_types import partition_spec
 from pathways_ray.joint_exports import only_called, read_once
 from pathways_ray.transport.messages import encode
@@ -340,7 +341,10 @@ class Compiler:
 
     def pack(self, shards: Sequence[ArrayType], packs: Sequence[Sequence[Cut]], device: int) -> Callable[..., Any]:
         """The compiled `pieces.packing` on one device, for shards of these types."""
-        return self._on_device(("pack", shards, packs), packing(packs, self._chained(shards)), shards, device)
+        chained = self._chained(shards)
+        cut = sum(math.prod(box_shape(box)) * item_bytes(shards[k].dtype) for pack in packs for k, box in pack)
+        nbytes = 3 * cut if chained else 0  # read and written, behind zeros; XLA counts all of a shard for each cut
+        return self._on_device(("pack", shards, packs), packing(packs, chained), shards, device, nbytes)
 
     def unpack(
         self, arrived: Sequence[ArrayType], shards: Sequence[tuple[ArrayType, Sequence[Placed]]], device: int
@@ -353,7 +357,9 @@ class Compiler:
         """Whether a device moves these as a chain."""
         return self.devices[0].platform == "cpu" and sum(kind.nbytes for kind in moved) <= MAX_CHAINED_BYTES
 
-    def _on_device(self, what: Any, run: Function, kinds: Sequence[ArrayType], device: int) -> Callable[..., Any]:
+    def _on_device(
+        self, what: Any, run: Function, kinds: Sequence[ArrayType], device: int, nbytes: int = 0
+    ) -> Callable[..., Any]:
         def make() -> Any:
             sharding = SingleDeviceSharding(self.devices[device])
             arguments = [jax.ShapeDtypeStruct(k.shape, dtype_of(k.dtype), sharding=sharding) for k in kinds]
@@ -362,7 +368,7 @@ class Compiler:
                 return jax.jit(function, out_shardings=sharding).lower(*arguments).compile()
 
             plain = build(run)
-            made = self.backend.prepare(plain, 1, lambda change: build(change(run)))
+            made = self.backend.prepare(plain, 1, lambda change: build(change(run)), nbytes)
             moves: Function = made if made is plain else lambda *given: made(*given)[:-1]
             return self.backend.beside(moves, lambda: self.is_busy())
 

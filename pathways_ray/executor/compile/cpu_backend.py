@@ -133,9 +133,9 @@ class CpuBackend:
                 "write jax.lax.psum and take the slice you need"
             )
 
-    def prepare(self, compiled: Any, devices: int, rebuild: Rebuild) -> Any:
+    def prepare(self, compiled: Any, devices: int, rebuild: Rebuild, nbytes: int = 0) -> Any:
         """XLA runs a computation inline on one device only."""
-        if devices == 1 and would_block_dispatch(compiled):
+        if devices == 1 and would_block_dispatch(compiled, nbytes):
             return rebuild(with_async_cost_hint)
         return compiled
 
@@ -276,11 +276,15 @@ def is_cheap(compiled: Any) -> bool:
     return cost < CHEAP_OPERATIONS
 
 
-def would_block_dispatch(compiled: Any) -> bool:
-    """Whether a compiled computation for one CPU device would run in the thread that enqueues it, and may take long."""
+def would_block_dispatch(compiled: Any, nbytes: int = 0) -> bool:
+    """Whether a compiled computation for one CPU device would run in the thread that enqueues it, and may take long.
+
+    Args:
+        nbytes: what it reads and writes, where that is known; else XLA's count.
+    """
     if not is_cheap(compiled):
         return False
-    if (compiled.cost_analysis() or {}).get("bytes accessed", 0.0) >= SHORT_BYTES:
+    if (nbytes or (compiled.cost_analysis() or {}).get("bytes accessed", 0.0)) >= SHORT_BYTES:
         return True
     return _has(compiled, " custom-call(")
 

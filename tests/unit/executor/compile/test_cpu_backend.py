@@ -19,6 +19,7 @@ from pathways_ray.executor.compile.backend import AcceleratorBackend
 from pathways_ray.executor.compile.cpu_backend import (
     FEW_ELEMENTS,
     MAX_LANES,
+    SHORT_BYTES,
     CpuBackend,
     Lanes,
     core_of,
@@ -88,6 +89,11 @@ def test_what_is_counted_as_cheap_but_may_be_long_is_found(
     run: Callable[..., Any], arguments: tuple[Any, ...], expected: bool
 ) -> None:
     assert would_block_dispatch(compiled(run, *arguments)) is expected
+
+
+def test_bytes_that_are_known_count_in_place_of_what_xla_counts() -> None:
+    assert not would_block_dispatch(compiled(transposed, BIG), SHORT_BYTES - 1)
+    assert would_block_dispatch(compiled(transposed, SMALL), SHORT_BYTES)
 
 
 @pytest.mark.parametrize(

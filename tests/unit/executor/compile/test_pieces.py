@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 import re
+from typing import Any
 
 import jax
 import numpy as np
 import pytest
 
+from pathways_ray.executor.compile.compiler import Compiler
+from pathways_ray.executor.compile.cpu_backend import CpuBackend
 from pathways_ray.executor.compile.pieces import packing, unpacking
 from pathways_ray.ir.regions import Box
 from pathways_ray.ir.types import ArrayType
@@ -88,3 +91,24 @@ def test_a_shard_that_is_not_filled_begins_with_zeros() -> None:
     np.testing.assert_array_equal(first, [1, 2, 3, 4])
     np.testing.assert_array_equal(second, [0, 5, 6, 0])
     np.testing.assert_array_equal(third, [1, 2, 3, 4])
+
+
+@pytest.mark.parametrize(("rows", "expected"), [(51, True), (160, False)])
+def test_cuts_of_a_tree_count_as_what_they_move(rows: int, expected: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """XLA counts a whole shard for each of its cuts, and would give less than a megabyte to other threads."""
+    devices = jax.local_devices()[:1]
+    compiler, as_it_is = Compiler(0, devices, {0: devices}), list[bool]()
+
+    class Spy(CpuBackend):
+        def prepare(self, compiled: Any, *given: Any) -> Any:
+            as_it_is.append((made := super().prepare(compiled, *given)) is compiled)
+            return made
+
+    monkeypatch.setattr(compiler, "backend", Spy())
+    leaves = [np.full((rows, 64), k, np.float32) for k in range(20)]
+    packs = [[(k, ((0, rows), (first, first + 16))) for k in range(20)] for first in range(0, 64, 16)]
+    made = compiler.pack([ArrayType((rows, 64), "float32")] * 20, packs, 0)(*leaves)
+    assert as_it_is == [expected]
+    for first, one in zip(range(0, 64, 16), made, strict=True):
+        cuts = np.concatenate([leaf[:, first : first + 16] for leaf in leaves])
+        np.testing.assert_array_equal(one, cuts.reshape(-1))
