@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
 from pathways_ray.errors import Failure
-from pathways_ray.jax_arrays import array_of
+from pathways_ray.jax_arrays import array_maker
+
+
+@functools.lru_cache(maxsize=1024)
+def _maker(shape: tuple[int, ...], dtype: np.dtype[Any], sharding: Any) -> Callable[[Sequence[Any]], jax.Array]:
+    """Makes what makes an array of its bytes: those of a program are alike in each launch."""
+    return array_maker(shape, dtype, sharding, list(sharding.device_set))
 
 
 class Arriving:
@@ -42,9 +49,7 @@ class Arriving:
     def came(self, parts: Sequence[np.ndarray[Any, Any]]) -> None:
         """Makes the arrays of their bytes, whose memory they keep where a device can use it."""
         self._arrays = [
-            array_of(
-                kind.shape, kind.sharding, [part.view(kind.dtype).reshape(kind.shape)], list(kind.sharding.device_set)
-            )
+            _maker(kind.shape, kind.dtype, kind.sharding)([part.view(kind.dtype).reshape(kind.shape)])
             for kind, part in zip(self.types, parts, strict=True)
         ]
         self._over.set()

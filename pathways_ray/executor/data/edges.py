@@ -21,6 +21,7 @@ from pathways_ray.executor.compile.pieces import Placed
 from pathways_ray.executor.data.arriving import Arriving
 from pathways_ray.executor.data.device_transfer import DeviceTransfer
 from pathways_ray.executor.data.shared_shards import PEERS, OnTheWay, joined, share
+from pathways_ray.executor.run.numbered import taker
 from pathways_ray.executor.run.parts import first_failure
 from pathways_ray.ir.exchange import Exchange, exchange
 from pathways_ray.ir.packing import AS_IT_IS, Pack, Packing, Piece, pack
@@ -91,7 +92,7 @@ class Outgoing:
         shards = [
             ArrayType(shard_shape(edge.type, edge.source.spec, source.mesh), edge.type.dtype) for edge in bundle.edges
         ]
-        self.cuts: list[tuple[int, list[int], Callable[..., Any]]] = []
+        self.cuts: list[tuple[int, Callable[[Sequence[Any]], Sequence[Any]], Callable[..., Any]]] = []
         outputs: dict[tuple[int, tuple[tuple[int, Box], ...]], int] = {}
         for place, ordinal in enumerate(local):
             made = self._cut_here(ordinal)
@@ -103,7 +104,7 @@ class Outgoing:
                     for parcels in made
                 ]
                 cut = compiler.pack([shards[edge] for edge in edges], boxes, source.devices[ordinal].index)
-                self.cuts.append((place, edges, cut))
+                self.cuts.append((place, taker(edges), cut))
         self.offers: dict[int, list[_Offer]] = {}
         for receiver, packs in self.packs.items():
             offers = self.offers[receiver] = []
@@ -135,7 +136,8 @@ class Outgoing:
         if not reached:
             return local
         shards = [shards_of(value) for value in values]
-        made = {place: cut(*(shards[edge][place] for edge in edges)) for place, edges, cut in self.cuts}
+        here = list(zip(*shards, strict=True))  # by device
+        made = {place: cut(*edges(here[place])) for place, edges, cut in self.cuts}
         for receiver in reached:
             pieces: Pieces = []
             for place, edge, output, device in self.offers[receiver]:
@@ -203,6 +205,7 @@ class Incoming:
             for k, device in enumerate(target.devices)
             if device.host == host and shards
         ]
+        self.handed_on = {k for join in self.joins for k in join.whole}
 
     def post(self, launch: int, transfer: DeviceTransfer) -> dict[int, Pieces | Failure]:
         """Posts the pulls, before the producers need to have run."""
@@ -227,10 +230,10 @@ class Incoming:
             mine = sources[self.host]
             made.update(zip(self.copied, mine, strict=False))
             sources[self.host] = mine[len(self.copied) :]
-        shards = [join.run(sources) for join in self.joins]
-        for k in self.moved:
-            parts = [one[k] for one in shards]
-            made[k] = joined(self.joined[k](parts), parts)
+        for k, *shards in zip(self.moved, *(join.run(sources) for join in self.joins), strict=True):
+            made[k] = self.joined[k](shards)
+            if k in self.handed_on:
+                joined(made[k], shards)
         return [made[k] for k in range(len(made))]
 
 
@@ -275,13 +278,16 @@ class _Join:
             arrived = [ArrayType(packs[key].shape, packs[key].dtype) for key in taken]
             self.join = compiler.unpack(arrived, [(shards[k], parts) for k, parts in made.items()], device)
 
-    def run(self, sources: Mapping[int, Pieces]) -> dict[int, Any]:
-        """The shard of each edge."""
+    def run(self, sources: Mapping[int, Pieces]) -> Sequence[Any]:
+        """The shards, in the order of their edges."""
+        if self.join is not None and not self.empty and not self.whole:
+            made: Sequence[Any] = self.join(*(self._piece(sources, key) for key in self.taken))
+            return made
         found = {k: jax.device_put(value, self.device) for k, value in self.empty.items()}
         found.update((k, self._piece(sources, key)) for k, key in self.whole.items())
         if self.join is not None:
             found.update(zip(self.made, self.join(*(self._piece(sources, key) for key in self.taken)), strict=True))
-        return found
+        return [found[k] for k in sorted(found)]
 
     def _piece(self, sources: Mapping[int, Pieces], key: tuple[int, int]) -> Any:
         piece = sources[key[0]][key[1]]

@@ -124,7 +124,7 @@ class FetchServer:
         """Has a question for several buffers wait for the next one that is not there; whether one is not."""
         while fetching.others:
             fetching.buffer = fetching.others.pop()
-            if self.store.get(stream.session, fetching.buffer) is None:
+            if fetching.buffer not in self.store.of_session(stream.session):
                 self.store.when_present(stream.session, fetching.buffer, fetching.come, fetching.others)
                 if stream.fetches.get(fetching.message.request) is not fetching:  # withdrawn meanwhile
                     self.store.forget(stream.session, fetching.buffer, fetching.come)
@@ -133,7 +133,8 @@ class FetchServer:
 
     def _are_computed(self, stream: ClientStream, message: wire.Fetch) -> bool:
         """Whether none of the others that a question is for has to be waited for."""
-        others = (self.store.get(stream.session, buffer) for _, buffer in message.also)
+        found = self.store.of_session(stream.session)
+        others = [found.get(buffer) for _, buffer in message.also]
         return all(hasattr(other, "is_ready") and is_computed(other) for other in others)
 
     def _read(self, stream: ClientStream, fetching: FetchRequest) -> None:
