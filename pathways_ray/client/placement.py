@@ -167,8 +167,8 @@ def _placed(tree: Any, found: Sequence[Any], places: Sequence[Target]) -> list[A
             uploads.setdefault(where.session, {})[number] = given
     for session, small in uploads.items():
         made.update(zip(small, session.upload_all([*small.values()], alone=len(found) == 1), strict=True))
-    if len(made) == len(found):
-        return [made[number] for number in range(len(found))]
+    if not made:
+        return _moved(found, places)
     left = [number for number in range(len(found)) if number not in made]
     moved = _moved([found[number] for number in left], [places[number] for number in left])
     made.update(zip(left, moved, strict=True))
