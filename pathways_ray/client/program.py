@@ -224,7 +224,10 @@ class Program(Method):
                 built = self._built(session, found, kinds, None)
             if owner is not None and self._owner(arguments) is None:  # the first stays: calls do not change theirs
                 self._known.owners[arguments] = owner
-            return LoweredProgram(session, built, found.output_tree, len(kinds))
+            made = LoweredProgram(session, built, found.output_tree, len(kinds))
+            if noted and built.result_kinds:  # the cluster plans it while this process looks for cycles again
+                made.register()
+            return made
 
     def _traced(self, session: Session, tree: Any, kinds: list[ArgumentType], noted: bool) -> Trace:
         if noted:
