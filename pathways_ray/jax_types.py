@@ -18,13 +18,13 @@ def dtype_named(name: str) -> np.dtype[Any]:
     return np.dtype(getattr(ml_dtypes, name, None) or name)
 
 
-_name_of = functools.lru_cache(maxsize=256)(attrgetter("name"))
+name_of = functools.lru_cache(maxsize=256)(attrgetter("name"))
 """The names of dtypes, which NumPy makes each time."""
 
 
 def array_type(value: Any) -> ArrayType:
     """The type of an array, or of what JAX says of one."""
-    return ArrayType(value.shape, _name_of(value.dtype))
+    return ArrayType(value.shape, name_of(value.dtype))
 
 
 def partition_spec(spec: Spec) -> PartitionSpec:

@@ -30,6 +30,7 @@ from pathways_ray.formulas.formula import (
     Operation,
 )
 from pathways_ray.ir.types import Spec
+from pathways_ray.jax_types import name_of
 
 _NAMES = {
     **{name: name for name in ("and", "or", "xor", "not", "abs", "atan2", "cbrt", "ceil", "clamp", "floor", "log")},
@@ -108,8 +109,9 @@ class _Writer:
     def _kind(self, aval: Any) -> Kind:
         if getattr(aval, "shape", None) not in ((), self.shape):  # a token has none
             raise _NoFormula
-        self._check(str(aval.dtype))
-        return Kind(str(aval.dtype), bool(aval.shape))
+        dtype = name_of(aval.dtype)
+        self._check(dtype)
+        return Kind(dtype, bool(aval.shape))
 
     def _run(self, jaxpr: Any, consts: Sequence[Any], given: Sequence[_Value]) -> list[_Value]:
         values = dict(zip(jaxpr.invars, given, strict=True))
@@ -233,7 +235,7 @@ class _Writer:
         return self._added(SELECT, which, cases[1], cases[0], dtype=cases[0].kind.dtype)
 
     def _convert_element_type(self, params: Any, value: _Value) -> _Value:
-        dtype = str(params["new_dtype"])
+        dtype = name_of(params["new_dtype"])
         if params["sharding"] is not None:
             raise _NoFormula
         if dtype == value.kind.dtype:

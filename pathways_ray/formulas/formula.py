@@ -23,7 +23,7 @@ import numpy as np
 from pathways_ray import limits
 from pathways_ray.errors import ProgramRefused, SpecError
 from pathways_ray.ir.types import Spec, check_spec
-from pathways_ray.jax_types import dtype_named
+from pathways_ray.jax_types import dtype_named, name_of
 
 _MARK = b"pathways formulas 1\n"
 """The beginning of the bytes of formulas, by which readers know them from exports."""
@@ -109,7 +109,7 @@ class Constant(msgspec.Struct, frozen=True, array_like=True):
     @classmethod
     def of(cls, value: np.ndarray) -> Constant:
         """The constant of an array without dimensions."""
-        return cls(value.dtype.name, value.tobytes())
+        return cls(name_of(value.dtype), value.tobytes())
 
     def number(self) -> np.ndarray:
         """Its value, an array without dimensions."""
