@@ -296,10 +296,10 @@ def may_vary(compiled: Any) -> bool:
 
 def _has(compiled: Any, *operations: str) -> bool:
     """Whether a compiled computation has one of these operations, or a loop of unknown length."""
-    lines = (compiled.as_text() or "").splitlines()
-    return any(
-        any(name in line for name in operations) or (" while(" in line and "known_trip_count" not in line)
-        for line in lines
+    text = compiled.as_text() or ""
+    loops = text.splitlines() if " while(" in text else ()
+    return any(name in text for name in operations) or any(
+        " while(" in line and "known_trip_count" not in line for line in loops
     )
 
 
