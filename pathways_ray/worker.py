@@ -268,8 +268,12 @@ class _Fork:
         os.close(says)
 
     def has_ended(self) -> bool:
-        """Whether it is over, and nobody waits for it any more."""
-        return os.waitpid(self.child, os.WNOHANG)[0] == self.child
+        """Whether it is over, without a question: then its pipes are closed."""
+        ended = os.waitpid(self.child, os.WNOHANG)[0] == self.child
+        if ended:
+            os.close(self._asks)
+            os.close(self.says)
+        return ended
 
     def ask(self, question: bytes) -> None:
         """Hands over the question; what it says is read from `says`."""
