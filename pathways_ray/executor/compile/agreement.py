@@ -2,9 +2,10 @@
 
 All its hosts call a computation at the same places of one order. In each call they agree: either each gives what is to
 be summed, and gets what all gave, or all have XLA run it as one computation. A host that has its arguments says so,
-with its values; one that has not takes no part. Two hosts tell each other: each waits for the other's word, as it would
-in XLA's collective. Of more the first one hears all others, and decides: it waits for a while, and has XLA run what not
-all have come to by then; they wait for its word. A partner's end wakes all of them as well.
+with its values; one that has not takes no part. The first host hears all others, and decides: it waits for a while, and
+has XLA run what not all have come to by then; they wait for its word, as they would in XLA's collective. Of two hosts,
+once the first has heard the other, none decides: they tell each other, and each waits for the other's word. A partner's
+end wakes all of them as well.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ class Place(NamedTuple):
 
 
 READY, ABSENT, TOGETHER, APART = b"r", b"a", b"t", b"w"
-"""What hosts say in a call: that they have their arguments, or take no part; the first one of several that values are
-exchanged, with all of these, or that XLA runs the computation."""
+"""What hosts say in a call: that they have their arguments, or take no part; who decides, that values are exchanged,
+with all of these; the first one, that XLA runs the computation, also where it takes no part itself."""
 
 
 PATIENCE_S = 0.02
@@ -66,7 +67,7 @@ class Agreement:
     Args:
         partners: the other hosts' ends on the first host, and the first one's on others, as far as they are there. A
             host that is nobody's partner takes no part.
-        others: the computation's further hosts; where there is one, none of the two decides.
+        others: how many further hosts the computation has.
         is_first: whether this host is the first one.
     """
 
@@ -74,6 +75,8 @@ class Agreement:
         self._partners, self._others, self._is_first = partners, others, is_first
         self._place = Place(0, 0)
         self._met: list[Partner] = []
+        self._heard: Partner | None = None
+        """The one other host, once it was heard: it speaks in each call, by the same connection, or that ends."""
         self._part = self._rests = 0
         self.agreed = 0
         """Calls in which values were exchanged."""
@@ -100,10 +103,9 @@ class Agreement:
         for lock in held:
             lock.acquire()
         try:
-            if self._others == 1:
-                every = self._swap(mine)
-            else:
-                every = self._decide(mine) if self._is_first else self._hear(mine)
+            if self._heard not in self._met:
+                self._heard = None
+            every = self._decide(mine) if self._is_first and self._heard is None else self._hear(mine)
         finally:
             for lock in held:
                 lock.release()
@@ -115,18 +117,30 @@ class Agreement:
         self._part += 1
         if self._others == 1 or not self._is_first:
             (other,) = self._met
-            other.say(READY, self._part, mine)
-            heard = self._values(other)
-            return self._of_both(mine, heard) if self._others == 1 else heard
+            every = self._told(other, mine)
+            assert every is not None, "who has agreed takes part"
+            return every
         every = mine + b"".join(map(self._values, self._met))
         for partner in self._met:
             partner.say(TOGETHER, self._part, every)
         return every
 
     def _values(self, partner: Partner) -> bytes:
+        return self._answer(partner)[1]
+
+    def _answer(self, partner: Partner) -> tuple[bytes, bytes]:
         heard = partner.hear(self._part)
         assert heard is not None, "without a limit there is an answer, or an end"
-        return heard[1]
+        return heard
+
+    def _told(self, other: Partner, mine: bytes) -> bytes | None:
+        """Gives this host's values, and returns those of all, of which the other one says all, or its own; None where
+        it takes no part."""
+        other.say(READY, self._part, mine)
+        kind, values = self._answer(other)
+        if kind == READY:
+            return mine + values if self._is_first else values + mine
+        return values if kind == TOGETHER else None
 
     @property
     def has_begun(self) -> bool:
@@ -142,21 +156,6 @@ class Agreement:
         self._met, self._part = list(self._partners()), 0
         for partner in self._met:
             partner.begin(self._place)
-
-    def _swap(self, mine: bytes) -> bytes | None:
-        """The values of two hosts. What each says does not depend on the other: so no word waits for another one."""
-        for other in self._met:
-            try:
-                other.say(READY, 0, mine)
-                heard = other.hear(0)
-            except PartnerLost:
-                other.end()
-                return None
-            return self._of_both(mine, heard[1]) if heard is not None and heard[0] == READY else None
-        return None
-
-    def _of_both(self, mine: bytes, theirs: bytes) -> bytes:
-        return mine + theirs if self._is_first else theirs + mine
 
     def _decide(self, mine: bytes) -> bytes | None:
         values = [mine]
@@ -174,6 +173,8 @@ class Agreement:
                 continue
             if heard is None:
                 self._rests = RESTS
+            elif self._others == 1:
+                self._heard = partner
             together = heard is not None and heard[0] == READY
             values += heard[1:] if heard is not None else ()
         every = b"".join(values) if together else b""
@@ -187,12 +188,9 @@ class Agreement:
         return every if together else None
 
     def _hear(self, mine: bytes) -> bytes | None:
-        for first in self._met:
+        for other in self._met:
             try:
-                first.say(READY, 0, mine)
-                heard = first.hear(0)
+                return self._told(other, mine)
             except PartnerLost:
-                first.end()
-                return None
-            return heard[1] if heard is not None and heard[0] == TOGETHER else None
+                other.end()
         return None

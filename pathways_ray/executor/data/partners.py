@@ -287,9 +287,10 @@ class Partners:
             _bound(self._known)
             for key in [key for key in self._early if key[0] == computation]:
                 self._welcome(key, self._early.pop(key))
-            if not may:
-                for key in [key for key in self._found if key[0] == computation]:
-                    _end(self._found.pop(key))
+            keys = [key for key in self._found if key[0] == computation] if not may else []
+            ended = [self._found.pop(key) for key in keys]
+        for partner in ended:  # which may take as long as a call
+            _end(partner)
 
     def _serve(self) -> None:
         while True:

@@ -199,3 +199,28 @@ def test_connections_of_computations_that_are_gone_are_let_go_of(monkeypatch: py
     sides = results(island.meet(0), island.meet(1))
     assert island.called(sides, 1) == [b"01", b"01"]
     assert len(island.hosts[0]._found) <= 8
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_program_whose_connection_is_not_that_of_both_hosts_is_left_to_xla(
+    ends: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two programs are one computation: of one of them the connection has ended, or was never there, when the other one
+    gets a new one. The first host finds this for both, and may not wait by it for who has another."""
+    monkeypatch.setattr(agreement, "PATIENCE_S", 0.05)
+    island = Island()
+    if ends:
+        one = results(island.meet(0), island.meet(1))
+        assert island.called(one, 1) in ([b"01", b"01"], [None, None])
+        one[1].break_off()
+        other = results(island.meet(0), island.meet(1))
+    else:
+        monkeypatch.setattr(partners, "COMPILE_LIMIT_S", 0.5)
+        early = island.meet(1)
+        time.sleep(0.1)
+        late = island.meet(1)
+        (mute,) = results(early)
+        one = [*results(island.meet(0)), mute]
+        other = [*results(island.meet(0)), *results(late)]
+    assert island.called(one, 2) == [None, None]
+    assert island.called(other, 3) in ([b"01", b"01"], [None, None])
