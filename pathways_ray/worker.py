@@ -1,9 +1,9 @@
 """Worker processes: what a client's bytes may make slow, big or crash is done in a fork with limits, not in a server.
 
-A `Worker` has a process that has loaded its code, and forks once for each question, before that comes. The fork answers
-and ends; it has limits on time and memory, no open files but its pipe, and nothing of one question is left when the
-next one comes. Who serves may confine its forks further. Where forks do not do, as with XLA and its threads, the
-process answers by itself (`serve_alone`), and one that ends over a question is replaced for the next.
+A `Worker` has a process that has loaded its code, and forks once for each question. The fork answers and ends; it has
+limits on time and memory, no open files but its pipe, and nothing of one question is left when the next one comes. Who
+serves may confine its forks further. Where forks do not do, as with XLA and its threads, the process answers by itself
+(`serve_alone`), and one that ends over a question is replaced for the next.
 
 Frames on the pipes: 8 bytes of length, then the bytes; the first byte of an answer says whether the fork gave it.
 """
@@ -22,7 +22,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from typing import IO, NamedTuple, NoReturn
+from typing import IO, NamedTuple
 
 from pathways_ray import forks
 
@@ -235,71 +235,35 @@ def serve(answer: Callable[[bytes], bytes], limits: Limits, niceness: int = 0, c
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.nice(niceness)
     replies = sys.stdout.buffer
-    fork = _Fork(answer, limits, confine)
     while (question := _read_frame(sys.stdin.buffer)) is not None:
-        if fork.has_ended():  # without a question: the system took it
-            fork = _Fork(answer, limits, confine)
-        fork.ask(question)
+        inside, outside = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.close(inside)
+            size = len(question)
+            more = size // limits.bytes_per_second if limits.bytes_per_second else 0
+            try:
+                confine(outside, limits.memory_bytes + 8 * size, limits.cpu_s + more)
+                data = _ANSWERED + answer(question)
+            except MemoryError:
+                os._exit(_OUT_OF_MEMORY)
+            except NotConfined as error:
+                data = _ENDED + str(error).encode()
+            rest = memoryview(len(data).to_bytes(8, "big") + data)
+            while rest:
+                rest = rest[os.write(outside, rest) :]
+            os._exit(0)
+        os.close(outside)
         del question
-        said, late = _read_of(fork.says, limits)
+        said, late = _read_of(inside, limits)
         whole = _is_whole(said)
         if whole:  # before the fork is over: that takes as long as a small question
             _write(replies, said[8:])
         if said or late:
-            os.kill(fork.child, signal.SIGKILL)
-        _, status = os.waitpid(fork.child, 0)
+            os.kill(child, signal.SIGKILL)
+        _, status = os.waitpid(child, 0)
         if not whole:
             _write(replies, (_LATE if late else _ENDED) + _how_it_ended(status, late, len(said), limits).encode())
-        fork = _Fork(answer, limits, confine)
-
-
-class _Fork:
-    """A fork for one question, made ahead of it: that takes as long as a small answer. It ends with this process."""
-
-    def __init__(self, answer: Callable[[bytes], bytes], limits: Limits, confine: Confine) -> None:
-        asked, self._asks = os.pipe()
-        self.says, says = os.pipe()
-        self.child = os.fork()
-        if self.child == 0:
-            os.close(self._asks)
-            os.close(self.says)
-            _answer_one(asked, says, answer, limits, confine)
-        os.close(asked)
-        os.close(says)
-
-    def has_ended(self) -> bool:
-        """Whether it is over, without a question: then its pipes are closed."""
-        ended = os.waitpid(self.child, os.WNOHANG)[0] == self.child
-        if ended:
-            os.close(self._asks)
-            os.close(self.says)
-        return ended
-
-    def ask(self, question: bytes) -> None:
-        """Hands over the question; what it says is read from `says`."""
-        with contextlib.suppress(BrokenPipeError), open(self._asks, "wb") as file:  # it has crashed
-            _write(file, question)
-
-
-def _answer_one(asked: int, says: int, answer: Callable[[bytes], bytes], limits: Limits, confine: Confine) -> NoReturn:
-    """Answers a question from one pipe on the other, and ends; without one as soon as nobody can ask."""
-    with open(asked, "rb") as file:
-        question = _read_frame(file)
-    if question is None:
-        os._exit(0)
-    size = len(question)
-    more = size // limits.bytes_per_second if limits.bytes_per_second else 0
-    try:
-        confine(says, limits.memory_bytes + 8 * size, limits.cpu_s + more)
-        data = _ANSWERED + answer(question)
-    except MemoryError:
-        os._exit(_OUT_OF_MEMORY)
-    except NotConfined as error:
-        data = _ENDED + str(error).encode()
-    rest = memoryview(len(data).to_bytes(8, "big") + data)
-    while rest:
-        rest = rest[os.write(says, rest) :]
-    os._exit(0)
 
 
 def serve_alone(answer: Callable[[bytes], bytes], memory_bytes: int, cpu_s: int) -> None:

@@ -82,33 +82,6 @@ def test_a_worker_that_dies_is_started_again(worker: Worker) -> None:
     assert worker.ask(b"pass") == b"answer to pass"
 
 
-@pytest.fixture
-def waits() -> Iterator[tuple[Worker, psutil.Process]]:
-    """A worker that was asked nothing yet, and its fork for the first question."""
-    made = Worker(("-c", SOURCE))
-    made.start()
-    assert made._process is not None
-    process = psutil.Process(made._process.pid)
-    until(lambda: len(process.children()) == 1)
-    yield made, process.children()[0]
-    made.close()
-
-
-def test_a_fork_that_the_system_takes_before_its_question_is_replaced(waits: tuple[Worker, psutil.Process]) -> None:
-    worker, fork = waits
-    process = worker._process
-    fork.kill()
-    until(lambda: not runs(fork.pid))
-    assert worker.ask(b"pass") == b"answer to pass"
-    assert worker._process is process
-
-
-def test_a_fork_without_a_question_ends_with_its_worker(waits: tuple[Worker, psutil.Process]) -> None:
-    worker, fork = waits
-    worker.close()
-    until(lambda: not runs(fork.pid))
-
-
 HUGE = """
 import sys
 asks, says = sys.stdin.buffer, sys.stdout.buffer
