@@ -6,13 +6,14 @@ import contextlib
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import compress
-from operator import not_
+from operator import attrgetter, not_
 from typing import Any, NamedTuple
 
 import jax
 
 from pathways_ray.client.array import Array
 from pathways_ray.client.buffer import PENDING, Buffer, BufferRecord
+from pathways_ray.client.ending import FORKED
 from pathways_ray.client.local_reader import Sleeper
 from pathways_ray.client.numbers import seconds, whole
 from pathways_ray.errors import UsageError, WaitTimeout
@@ -24,6 +25,8 @@ SLICE_S = slice_s()
 
 FEW_LAUNCHES = 4
 """Launches each of whose hosts is asked, one after the other. The outcomes of more come together."""
+
+_CLOSED_BECAUSE = attrgetter("session.closed_because")
 
 
 class _Awaited(NamedTuple):
@@ -37,10 +40,14 @@ class _Awaited(NamedTuple):
         return all(array._buffer.record.shown is not PENDING for array in self.arrays)
 
 
+def _pending(left: Sequence[_Awaited]) -> Iterator[Buffer]:
+    """The arrays that are not there."""
+    return (a._buffer for one in left for a in one.arrays if a._buffer.record.shown is PENDING)
+
+
 def _first(left: Sequence[_Awaited]) -> Buffer:
     """The first array that is not there."""
-    buffers = (array._buffer for one in left for array in one.arrays)
-    return next((one for one in buffers if one.record.shown is PENDING), left[0].arrays[0]._buffer)
+    return next(_pending(left), left[0].arrays[0]._buffer)
 
 
 def _split(left: Sequence[_Awaited]) -> tuple[list[Any], list[_Awaited]]:
@@ -80,11 +87,12 @@ class _Bell:
                 return
 
     def wait(self, left_s: float | None, left: Sequence[_Awaited]) -> None:
-        """Waits until it rings. Without a limit it raises `SessionClosed` in a fork, where it never would."""
+        """Waits until it rings. Without a limit it raises `SessionClosed` in a fork, for arrays of its parent: for
+        these it never would."""
         for session in self.sessions:
             session.hurry()
-            if left_s is None:
-                session.check_open()
+        if left_s is None and set(map(_CLOSED_BECAUSE, _pending(left))) == {FORKED}:
+            _first(left).session.check_open()
         self._show(_first(left))
         self.rung.sleep(SLICE_S if left_s is None else min(left_s, SLICE_S))
 

@@ -91,6 +91,19 @@ def test_in_a_fork_no_wait_is_without_an_end(offline: Offline, wait: Any) -> Non
         Background(lambda: wait(arrays)).end()
 
 
+@pytest.mark.parametrize("wait", [lambda arrays: pw.wait(arrays)[0], lambda arrays: list(pw.as_completed(arrays))])
+def test_a_session_that_closes_amid_a_wait_for_another_ones_ends_none(offline: Offline, wait: Any) -> None:
+    other = Offline()
+    arrays = [*launched(offline, 1), *launched(other, 1)]
+    offline.say(Completed((1,)))
+    waiting = Background(lambda: wait(arrays))
+    offline.session.close()
+    time.sleep(0.05)
+    assert waiting.waits
+    other.say(Completed((1,)))
+    assert waiting.end() == arrays
+
+
 def test_a_fork_asks_no_host_by_the_streams_of_its_parent(offline: Offline, monkeypatch: pytest.MonkeyPatch) -> None:
     arrays = launched(offline, 1)
     asked: list[Any] = []
