@@ -6,7 +6,7 @@ import contextlib
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import compress
-from operator import attrgetter, not_
+from operator import not_
 from typing import Any, NamedTuple
 
 import jax
@@ -25,8 +25,6 @@ SLICE_S = slice_s()
 
 FEW_LAUNCHES = 4
 """Launches each of whose hosts is asked, one after the other. The outcomes of more come together."""
-
-_CLOSED_BECAUSE = attrgetter("session.closed_because")
 
 
 class _Awaited(NamedTuple):
@@ -48,6 +46,11 @@ def _pending(left: Sequence[_Awaited]) -> Iterator[Buffer]:
 def _first(left: Sequence[_Awaited]) -> Buffer:
     """The first array that is not there."""
     return next(_pending(left), left[0].arrays[0]._buffer)
+
+
+def _is_of_parent(buffer: Buffer) -> bool:
+    """Whether this process is a fork of that whose session has an array: nothing is heard of it here."""
+    return buffer.session.closed_because == FORKED
 
 
 def _split(left: Sequence[_Awaited]) -> tuple[list[Any], list[_Awaited]]:
@@ -91,9 +94,10 @@ class _Bell:
         these it never would."""
         for session in self.sessions:
             session.hurry()
-        if left_s is None and set(map(_CLOSED_BECAUSE, _pending(left))) == {FORKED}:
-            _first(left).session.check_open()
-        self._show(_first(left))
+        first = _first(left)
+        if left_s is None and _is_of_parent(first) and all(map(_is_of_parent, _pending(left))):
+            first.session.check_open()
+        self._show(first)
         self.rung.sleep(SLICE_S if left_s is None else min(left_s, SLICE_S))
 
     def _show(self, first: Buffer) -> None:

@@ -142,13 +142,10 @@ class DataLink:
             if (fetching := self.fetches.get(message.request)) is None:
                 return
             if type(message) is FetchPart:
-                if not fetching.add(message):
-                    return
-            elif type(message) is FetchShards:
-                fetching.add_all(message)
+                is_there = fetching.add(message)
             else:
-                fetching.end()
-            if (told := fetching.told) is not None:
+                is_there = fetching.add_all(message) if type(message) is FetchShards else fetching.end()
+            if is_there and (told := fetching.told) is not None:
                 told()
             return
         match message:
