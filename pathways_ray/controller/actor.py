@@ -24,7 +24,7 @@ import msgspec
 import ray
 
 from pathways_ray import limits, names, os_process
-from pathways_ray.controller import events, metrics, succession
+from pathways_ray.controller import events, late_drops, metrics, succession
 from pathways_ray.controller.client_service import ClientService
 from pathways_ray.controller.clients import Clients
 from pathways_ray.controller.core import ControllerCore
@@ -379,6 +379,7 @@ class Controller(Inspectable):
         outbox = self.islands[island] = outboxes.AsyncOutbox(
             self.launches.in_flight.__len__,
             lambda full: self.handle(events.IslandFull(island) if full else events.IslandRoom(island)),
+            late_drops.with_drops_joined,
         )
         self.handle(events.IslandConnected(link, hello))
         pump = asyncio.ensure_future(outbox.carry(context))

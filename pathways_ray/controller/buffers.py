@@ -17,13 +17,14 @@ from collections.abc import Iterable, Mapping, Set
 from typing import NamedTuple
 
 from pathways_ray.controller import quotas
+from pathways_ray.controller.late_drops import SMALL_BYTES
 from pathways_ray.controller.memory import never_holds
 from pathways_ray.controller.programs import BufferType, PlannedProgram
 from pathways_ray.controller.state import Arriving, Buffer, Send, SendClient, SendIsland, Session, Tables
 from pathways_ray.errors import Failure, GraphError
 from pathways_ray.ir.plan import PlacedSlice
 from pathways_ray.ir.types import ArrayType, SliceType, Spec, check_layout
-from pathways_ray.transport.messages import BuffersLost, Drop, Put, Stored
+from pathways_ray.transport.messages import BuffersLost, Drop, LateDrop, Put, Stored
 
 UPLOAD_LIMIT_S = 20.0
 """A launch waits this long for hosts to report the arrays that were uploaded for it."""
@@ -282,16 +283,20 @@ def free(tables: Tables, session: Session, numbers: Iterable[int]) -> list[Send]
     are dropped once that ends."""
     places, uploads = session.places, bool(session.early or session.arriving)
     dropped: dict[int, dict[int, None]] = {}
+    kind: type[Drop] = LateDrop
     for number in numbers:
         buffer = session.forget(number)
         if buffer is not None:
+            if buffer.type.device_bytes > SMALL_BYTES:
+                kind = Drop
             dropped.setdefault(places[buffer.type.slice].island, {})[number] = None
         elif (donated := session.donated.get(number)) is not None:
             donated.freed = True
         if uploads and (number in session.arriving or number in session.early):
+            kind = Drop  # of which nobody here knows how big it is
             for island in _cut_off(tables, session, number):
                 dropped.setdefault(island, {})[number] = None
-    return [SendIsland(island, Drop(session.id, tuple(found))) for island, found in dropped.items()]
+    return [SendIsland(island, kind(session.id, tuple(found))) for island, found in dropped.items()]
 
 
 def _cut_off(tables: Tables, session: Session, number: int) -> Set[int]:

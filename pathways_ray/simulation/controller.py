@@ -13,6 +13,7 @@ from pathways_ray.controller.channel import Carrier
 from pathways_ray.controller.clients import Clients
 from pathways_ray.controller.core import ControllerCore
 from pathways_ray.controller.cross_island import CrossIslandWindow
+from pathways_ray.controller.late_drops import with_drops_joined
 from pathways_ray.controller.launches import Launches
 from pathways_ray.controller.manager_calls import FENCED_CALLS, NEWS
 from pathways_ray.controller.state import SendClient, SendIsland
@@ -227,6 +228,7 @@ class SimulatedController:
             self.process,
             lambda batch: self._from_island(link, island, batch),
             lambda: self.handle(events.IslandDisconnected(link, island, address, end.given_up)),
+            with_drops_joined,
         )
         self.links[link] = end
         self.world.network.stream(near, end)

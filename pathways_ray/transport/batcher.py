@@ -51,6 +51,7 @@ class Batcher:
         depth: the number of launches under way beyond the stream.
         compose: says the same in fewer messages, where some have gathered.
         long_gather_s: seconds of gathering with very many launches under way.
+        fewest: messages from which `compose` can.
     """
 
     def __init__(
@@ -58,9 +59,10 @@ class Batcher:
         depth: Callable[[], int] = lambda: 0,
         compose: Callable[[list[Message]], list[Message]] | None = None,
         long_gather_s: float = LONG_GATHER_S,
+        fewest: int = 1,
     ) -> None:
         self.depth = depth
-        self._compose = compose
+        self._compose, self._fewest = compose, fewest
         self._long_gather_s = long_gather_s
         self.waiting: deque[Message] = deque()
         self.put = self.waiting.append
@@ -80,6 +82,8 @@ class Batcher:
     def taken(self, most: int = MAX_MESSAGES, compose: bool = True) -> Iterator[bytes]:
         """The batches of `take`, each encoded when it is asked for: an array's bytes are not all there twice."""
         waiting, composing = self.waiting, self._compose if compose else None
+        if len(waiting) < self._fewest:
+            composing = None
         if len(waiting) == 1 and composing is None:  # a lone message, whose sender is waited for
             return iter((_LONE + encode(waiting.popleft()),))
         messages = list(map(_first, repeat(waiting, min(len(waiting), most))))

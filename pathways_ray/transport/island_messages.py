@@ -49,6 +49,10 @@ class Drop(Message, tag=23):
     given: bool = False
 
 
+class LateDrop(Drop, tag=23):
+    """A drop of small arrays, which may leave behind launches that came after it. As it leaves it is a `Drop`."""
+
+
 class DropSession(Message, tag=24):
     """Everything of a session."""
 

@@ -13,6 +13,9 @@ from pathways_ray.transport.batcher import GATHER_S, Batcher, joined_batches
 from pathways_ray.transport.links import AsyncLink
 from pathways_ray.transport.messages import Message
 
+FEWEST = 3
+"""Messages that are looked at for what can be said in fewer."""
+
 
 def gathers_until(batcher: Batcher) -> float:
     """The time, by the clock of the running loop, until which the messages behind a batch that leaves now gather."""
@@ -35,12 +38,16 @@ class AsyncOutbox:
     Args:
         depth: the number of launches under way beyond the stream.
         blocked: called with True when messages wait since the link is full, with False once it takes them again.
+        compose: says the same in fewer messages, where `FEWEST` or more have gathered.
     """
 
     def __init__(
-        self, depth: Callable[[], int] = lambda: 0, blocked: Callable[[bool], None] = lambda full: None
+        self,
+        depth: Callable[[], int] = lambda: 0,
+        blocked: Callable[[bool], None] = lambda full: None,
+        compose: Callable[[list[Message]], list[Message]] | None = None,
     ) -> None:
-        self._batcher = Batcher(depth)
+        self._batcher = Batcher(depth, compose, fewest=FEWEST)
         self._waiting = self._batcher.waiting
         self._blocked = blocked
         self._is_blocked = False

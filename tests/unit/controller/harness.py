@@ -19,10 +19,12 @@ from pathways_ray.simulation.tables import check_launches
 from pathways_ray.transport.messages import (
     Completed,
     Done,
+    Drop,
     Free,
     HostDown,
     HostUp,
     IslandLaunchFailed,
+    LateDrop,
     Launch,
     LaunchFailed,
     Message,
@@ -47,9 +49,9 @@ SLICES = [
 
 
 def to_island(commands: list[Send], island: int, kind: type[Message] = Message) -> list[Any]:
-    return [
-        c.message for c in commands if isinstance(c, SendIsland) and c.island == island and isinstance(c.message, kind)
-    ]
+    """The messages of a kind to an island, as they leave."""
+    found = [c.message for c in commands if isinstance(c, SendIsland) and c.island == island]
+    return [Drop(m.session, m.buffers) if type(m) is LateDrop else m for m in found if isinstance(m, kind)]
 
 
 def to_client(commands: list[Send], session: int = 1, kind: type[Message] = Message) -> list[Any]:
@@ -162,8 +164,11 @@ class Harness:
     ) -> list[Send]:
         return self.checked(self.launches.stored(Stored(host, session, buffer, slice, kind, (), digests or {})))
 
+    def take(self, message: Put | Free, session: int = 1) -> list[Send]:
+        return self.checked(self.launches.admission.call(self.launches.sessions[session], message))
+
     def free(self, *buffers: int, session: int = 1) -> list[Send]:
-        return self.checked(self.launches.admission.call(self.launches.sessions[session], Free(buffers)))
+        return self.take(Free(buffers), session)
 
     def unregister(self, program: int, session: int = 1) -> list[Send]:
         return self.checked(self.launches.admission.call(self.launches.sessions[session], Unregister(program)))
