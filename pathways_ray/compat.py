@@ -57,12 +57,13 @@ def interrupting_nobody() -> Iterator[None]:
                 os.sched_setscheduler(0, *before)
 
 
-def enqueues_as_one_thread() -> None:
-    """Has XLA's CPU client take what this thread enqueues from now on as if one thread enqueued it with what all others
-    do that have called this: on each device it runs in that order. Else each thread's own is kept, and no other."""
+def enqueuing_as_one_thread() -> Callable[[], None]:
+    """A call that has XLA's CPU client take what its thread enqueues from then on as if one thread enqueued it with
+    what all others do that have called it: on each device it runs in that order. Else each thread's own is kept, and no
+    other."""
     from jaxlib import _jax
 
-    _jax.set_execution_stream_id(1)
+    return functools.partial(_jax.set_execution_stream_id, 1)
 
 
 def within_callback(run: Callable[[], None]) -> None:

@@ -99,16 +99,16 @@ class Agreement:
         """Gives this host's values, and returns those of all, in the order of the hosts; None where XLA is to run the
         computation. Waits for the partners."""
         self._begin()
-        held = [partner.deciding for partner in self._met]
-        for lock in held:
-            lock.acquire()
+        held = tuple(self._met)
+        for partner in held:
+            partner.deciding.acquire()
         try:
             if self._heard not in self._met:
                 self._heard = None
             every = self._decide(mine) if self._is_first and self._heard is None else self._hear(mine)
         finally:
-            for lock in held:
-                lock.release()
+            for partner in held:
+                partner.deciding.release()
         self.agreed += every is not None
         return every
 

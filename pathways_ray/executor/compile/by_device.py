@@ -11,7 +11,6 @@ from one host of a machine to the other where they agree on that (`agreement`).
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -19,21 +18,21 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
+from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 
-from pathways_ray.compat import compiled_for_each
 from pathways_ray.errors import Failure
 from pathways_ray.executor.compile.agreement import RESTS, Agreement
 from pathways_ray.executor.compile.backend import Function
+from pathways_ray.executor.compile.compiled_sections import CompiledSection, Values
 from pathways_ray.executor.compile.composition import Calls
 from pathways_ray.executor.compile.divisions import without_divisions_by_zero
-from pathways_ray.executor.compile.sections import Section, Sections, Sum
+from pathways_ray.executor.compile.sections import Section, Sections
 from pathways_ray.formulas.calls import FormulaCall
 from pathways_ray.formulas.formula import BROADCAST, CONSTRAIN
 from pathways_ray.ir.graph import Part
 from pathways_ray.ir.plan import Executable
 from pathways_ray.ir.types import REPLICATED, Spec, canonical_spec
-from pathways_ray.jax_arrays import array_maker, copier, joiner, results_made, shards_of
+from pathways_ray.jax_arrays import array_maker, copier, joiner, shards_of
 from pathways_ray.jax_types import partition_spec
 from pathways_ray.joint_exports import only_called
 
@@ -111,27 +110,6 @@ class OverHosts(NamedTuple):
     place: int
     hosts: tuple[int, ...]
 
-    def cuts(self, sums: Sequence[Sum]) -> tuple[tuple[slice, ...], ...]:
-        """The places of the values of each sum, of each device, in what all hosts give: of each host in turn the values
-        of each sum in turn."""
-        sizes = [math.prod(one.type.shape) * one.type.dtype.itemsize for one in sums]
-        starts = [sum(sizes[:k]) for k in range(len(sizes))]
-        return tuple(
-            tuple(slice(host * sum(sizes) + start, host * sum(sizes) + start + size) for host in self.hosts)
-            for start, size in zip(starts, sizes, strict=True)
-        )
-
-
-class _Compiled(NamedTuple):
-    """A section, compiled: what makes the stacks of its sums, and for each device what runs on it, and what makes
-    arrays of what that gives. `cuts` has where the values of its sums stand in what several hosts give."""
-
-    sums: tuple[tuple[int, int, Callable[[Sequence[Any]], Sequence[jax.Array]]], ...]
-    takes: tuple[int, ...]
-    gives: tuple[int, ...]
-    calls: tuple[tuple[Callable[[list[jax.Array]], Any], Callable[[Any], Sequence[jax.Array]]], ...]
-    cuts: tuple[tuple[slice, ...], ...]
-
 
 class ByDevice:
     """A computation of several devices of this process, called on each by itself, one section behind the other.
@@ -164,17 +142,16 @@ class ByDevice:
         self._size = 1 + max(
             max((0, *section.gives, *(one.stack for one in section.sums))) for section in sections.sections
         )
+        places = [over.place] if over is not None else range(len(devices))
+        hosts = over.hosts if over is not None else ()
         self._sections = []
         for section in sections.sections:
             where = devices[:1] if sections.are_same and section is sections.sections[-1] else devices
-            places = [over.place] if over is not None else range(len(where))
-            sums = tuple((one.value, one.stack, stacker(one, where, places)) for one in section.sums)
-            compiled = compiled_for_each(section.module, where, options) if section.module is not None else []
-            makers = [results_made([(kind, SingleDeviceSharding(one)) for kind in section.types]) for one in where]
-            calls = tuple((one.execute_sharded, made) for one, made in zip(compiled, makers, strict=False))
-            cuts = over.cuts(section.sums) if over is not None else ()
-            self._sections.append(_Compiled(sums, section.takes, section.gives, calls, cuts))
-        self._one = compiled[0]
+            self._sections.append(CompiledSection(section, where, options, places[: len(where)], hosts))
+        self._stacks = [stacks for section in self._sections for stacks in section.stacks]
+        self._reads = False
+        """Whether what was called before may yet read the stacks."""
+        self._one = self._sections[-1].compiled[0]
         self._end = jax.device_put(np.float32(0), devices[0])
         self._copied = copier([SingleDeviceSharding(device) for device in devices])
 
@@ -218,27 +195,27 @@ class ByDevice:
     def _outputs(self, arrays: Sequence[Any]) -> list[Any] | None:
         """The results; None where the hosts have agreed on one call."""
         agreement = self.over.agreement if self.over is not None else None
-        values: list[Sequence[Any]] = [*map(shards_of, arrays)]
+        values: Values = [*map(shards_of, arrays)]
         values += [()] * (self._size - len(values))
-        exchanged = False
+        if self._reads:
+            for one in self._stacks:
+                one.renew()
+        exchanged, is_over, self._reads = False, True, bool(self._stacks)
         for section in self._sections:
-            if agreement is None or not section.sums:
-                for value, stack, stacked in section.sums:
-                    values[stack] = stacked(values[value])
+            if not section.stacks:
+                pass
+            elif agreement is None:
+                section.stack(values)
             else:
-                mine = b"".join(itertools.chain.from_iterable(values[value] for value, _, _ in section.sums))
+                mine = section.given(values)
                 every = agreement.exchange(mine) if exchanged else agreement.agree(mine)
                 if every is None:
+                    self._reads = False
                     return None
                 exchanged = True
-                for (_, stack, stacked), cuts in zip(section.sums, section.cuts, strict=True):
-                    values[stack] = stacked([every[cut] for cut in cuts])
-            made_here = [
-                made(run([values[number][place] for number in section.takes]))
-                for place, (run, made) in enumerate(section.calls)
-            ]
-            for k, number in enumerate(section.gives):
-                values[number] = [one[k] for one in made_here]
+                section.stack_given(values, every)
+            is_over = section.run(values) and is_over
+        self._reads = self._reads and not is_over
         return [join(values[number]) for number, join in self._joins]
 
     def as_text(self) -> str:
@@ -269,23 +246,3 @@ def spreader(
     """Makes what makes an array of which all devices have the same shard, of that of one."""
     make = array_maker(shape, dtype, sharding, devices)
     return lambda shards: make([np.asarray(shards[0])] * len(devices))
-
-
-def stacker(
-    one: Sum, devices: Sequence[jax.Device], places: Sequence[int]
-) -> Callable[[Sequence[Any]], Sequence[jax.Array]]:
-    """Makes what gives some devices of a slice, which are at these places, the shards of all of their group, behind
-    zeros. It takes those of the whole slice, as arrays or bytes."""
-    group_of = {place: number for number, group in enumerate(one.groups) for place in group}
-    where = [group_of[place] for place in places]
-    shape, dtype = (1 + len(one.groups[0]), *one.type.shape), one.type.dtype
-    apart = NamedSharding(Mesh(np.array(devices), ("device",)), PartitionSpec("device"))
-    make = array_maker((len(devices) * shape[0], *one.type.shape), dtype, apart, devices)
-    zeros = bytes(math.prod(one.type.shape) * dtype.itemsize)
-
-    def stacked(shards: Sequence[Any]) -> Sequence[jax.Array]:
-        rows = [b"".join((zeros, *(shards[place] for place in group))) for group in one.groups]
-        stacks = [np.frombuffer(found, dtype).reshape(shape) for found in rows]
-        return shards_of(make([stacks[number] for number in where]))
-
-    return stacked

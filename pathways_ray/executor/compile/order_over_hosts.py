@@ -17,7 +17,7 @@ from typing import Any
 
 import jax
 
-from pathways_ray.compat import enqueues_as_one_thread
+from pathways_ray.compat import enqueuing_as_one_thread
 
 
 class OrderOverHosts:
@@ -27,6 +27,7 @@ class OrderOverHosts:
     def __init__(self) -> None:
         self._ends: deque[Any] = deque()
         self._several = False
+        self._enqueues_as_one_thread = enqueuing_as_one_thread()
 
     def in_order(self, compiled: Callable[..., Sequence[Any]], devices: int) -> Callable[..., Sequence[Any]]:
         """A computation over hosts, on `devices` of this one, as it is to be called. Its last output is its end."""
@@ -49,4 +50,4 @@ class OrderOverHosts:
                 with contextlib.suppress(jax.errors.JaxRuntimeError):  # it is over, and its launch says that it failed
                     ends.popleft().block_until_ready()
         self._several = several
-        enqueues_as_one_thread()
+        self._enqueues_as_one_thread()

@@ -47,7 +47,8 @@ MAX_COMPILED = 4096
 ACCEPT_PAUSE_S = 0.05
 """A host that cannot take a connection waits this long for a descriptor."""
 
-_HEAD = struct.Struct("<QqII1s")
+_HEAD = struct.Struct("<QqII")
+_SAID = _HEAD.size + 1
 _HELLO = struct.Struct("<16sQ16s")
 _MOST_AHEAD = 1024
 
@@ -73,6 +74,8 @@ class SocketPartner:
         self._socket.setblocking(False)
         self._busy = BusyPoll()
         self._count, self._place = 0, Place(0, 0)
+        self._head = b""
+        """That of the words of this call, in its first part."""
         self._heard: dict[tuple[int, int], tuple[Place, bytes, bytes]] = {}
         self._poll, self._room = select.poll(), select.poll()
         self._poll.register(self._socket, select.POLLIN)
@@ -83,11 +86,12 @@ class SocketPartner:
     def begin(self, place: Place) -> None:
         self._count += 1
         self._place = place
+        self._head = _HEAD.pack(self._count, *place, 0)
         if self._heard:
             self._heard = {when: said for when, said in self._heard.items() if when[0] >= self._count}
 
     def say(self, kind: bytes, part: int, values: bytes = b"") -> None:
-        data = _HEAD.pack(self._count, *self._place, part, kind) + values
+        data = (_HEAD.pack(self._count, *self._place, part) if part else self._head) + kind + values
         deadline = 0.0
         while True:
             try:
@@ -108,6 +112,8 @@ class SocketPartner:
         while when not in self._heard:
             if (data := self._received(limit_s)) is None:
                 return None
+            if not part and data.startswith(self._head) and len(data) >= _SAID:  # most often
+                return data[_HEAD.size : _SAID], data[_SAID:]
             self._take(data)
         place, kind, values = self._heard.pop(when)
         if place != self._place:
@@ -156,19 +162,19 @@ class SocketPartner:
 
     def _read(self) -> bytes:
         try:
-            return self._socket.recv(_HEAD.size + MAX_EXCHANGED_BYTES)
+            return self._socket.recv(_SAID + MAX_EXCHANGED_BYTES)
         except BlockingIOError:
             raise
         except OSError as error:
             raise PartnerLost(f"a partner has ended: {error}") from None
 
     def _take(self, data: bytes) -> None:
-        if len(data) < _HEAD.size or len(self._heard) > _MOST_AHEAD:
+        if len(data) < _SAID or len(self._heard) > _MOST_AHEAD:
             self.end()
             raise PartnerLost("a partner has ended")
-        count, launch, gang, part, kind = _HEAD.unpack_from(data)
+        count, launch, gang, part = _HEAD.unpack_from(data)
         if count >= self._count:
-            self._heard[count, part] = Place(launch, gang), kind, data[_HEAD.size :]
+            self._heard[count, part] = Place(launch, gang), data[_HEAD.size : _SAID], data[_SAID:]
         elif (launch, gang) == self._place:  # it has made fewer calls, and would wait for this one
             self.end()
             raise PartnerLost("a partner has counted other calls")
