@@ -122,10 +122,14 @@ class LogReader:
         self._open, begun = True, False
         try:
             await link.write(_answer(self._secret, self._epoch, self._host))
-            while (data := await link.read()) is not None:
+            if (first := await link.read()) is not None:
                 begun = True
-                self._take(FROM_LEADER.decode_batch(data), FromLog)
+                self._read(first)
+                await link.each(self._read)
         finally:
             self._open = False
             if begun:  # else the leader has given up dialling, and dials again
                 _end_process(self._host, link.reason or "an entry was refused")
+
+    def _read(self, data: bytes) -> None:
+        self._take(FROM_LEADER.decode_batch(data), FromLog)

@@ -8,7 +8,7 @@ values, arrays that are made once, and nothing for several devices where there i
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain, repeat
 from typing import Any
 
@@ -87,7 +87,8 @@ class CompiledSection:
         makers = [results_made([(kind, SingleDeviceSharding(one)) for kind in section.types]) for one in devices]
         self._calls = [(one.execute_sharded, made) for one, made in zip(self.compiled, makers, strict=False)]
         self._cuts = _cuts(sums, hosts)
-        self.run = self._run_one if len(self._calls) == 1 else self._run_each
+        runs = self._run_nothing, self._run_one, self._run_each
+        self.run: Callable[[Values], bool] = runs[min(len(self._calls), 2)]
         """Makes the values that the section gives. Returns whether that is over."""
 
     def given(self, values: Values) -> bytes:
@@ -103,6 +104,9 @@ class CompiledSection:
         """The same of what all hosts have said, in their order."""
         for number, stacks, cuts in zip(self._stacked, self.stacks, self._cuts, strict=True):
             values[number] = stacks.filled([every[cut] for cut in cuts])
+
+    def _run_nothing(self, _: Values) -> bool:
+        return True
 
     def _run_one(self, values: Values) -> bool:
         ((execute, made),) = self._calls
