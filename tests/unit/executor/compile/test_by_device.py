@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +17,7 @@ from jax.sharding import AbstractMesh, NamedSharding
 from jaxlib.mlir import ir
 
 from pathways_ray.client.jaxpr_formulas import formula_of
-from pathways_ray.executor.compile import sections
+from pathways_ray.executor.compile import compiled_sections, sections
 from pathways_ray.executor.compile.by_device import ByDevice
 from pathways_ray.executor.compile.compiler import Compiler
 from pathways_ray.executor.compile.per_device import Steps
@@ -289,6 +290,49 @@ def test_sums_over_one_axis_of_two_and_over_both() -> None:
     for axes, gives, layout in (("x", Y, "y"), ("y", X, "x"), (("x", "y"), WHOLE, "")):
         total = per_device(lambda v, axes=axes: jax.lax.psum(v * 2, axes) + 1, [XY], gives)
         Case(total, given=[v], layouts=["x+y"], results=[layout], shape=(2, 2)).check()
+
+
+def test_what_a_call_gives_stays_as_it_is() -> None:
+    """The memory in which the values lie that are summed is the same in all calls."""
+    sums = per_device(lambda v, w: (jax.lax.psum(v, "x"), jax.lax.psum(w, "x") * v), [X, X], (WHOLE, X))
+    given = [[np.full((4, 3), k, np.float32), np.full((4, 3), k + 1, np.float32)] for k in range(6)]
+    case = Case(sums, given=given[0], layouts=["x", "x"], results=["", "x"])
+    made, one = case.compiled(), case.as_one()
+    assert isinstance(made, ByDevice)
+    first = [made(*case.placed(each)) for each in given]
+    for each, found in zip(given, first, strict=True):
+        for a, b in zip(found[:-1], one(*case.placed(each)), strict=False):
+            np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
+
+
+def test_arrays_that_may_yet_be_read_are_not_filled_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """1. A call is not known to be over. 2. The next one is given other arrays, 3. and so is one behind a call that
+    fails amid its sections. 4. One behind a call that was over is not."""
+    step = per_device(lambda v: jax.lax.psum(jnp.tanh(v - jax.lax.psum(v, "x")), "x"), [X], WHOLE)
+    case = Case(step, given=[numbers((4, 3))], results=[""])
+    made = case.compiled()
+    assert isinstance(made, ByDevice)
+
+    def lies() -> list[int]:
+        return [array.unsafe_buffer_pointer() for stacks in made._stacks for array in stacks.filled([bytes(12)] * 4)]
+
+    def call() -> None:
+        made(*case.placed([np.ones((4, 3), np.float32)]))
+
+    lay = lies()
+    call()
+    assert lies() == lay
+    is_over = compiled_sections._is_over
+    for question in (lambda arrays: False, lambda arrays: 1 // 0):
+        monkeypatch.setattr(compiled_sections, "_is_over", question)
+        with contextlib.suppress(ZeroDivisionError):
+            call()
+        monkeypatch.setattr(compiled_sections, "_is_over", is_over)
+        assert lies() == lay
+        kept = [stacks._arrays for stacks in made._stacks]  # or their memory could be taken again
+        call()
+        assert set(lies()).isdisjoint(lay), kept
+        lay = lies()
 
 
 def test_without_a_cache_on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
