@@ -335,6 +335,12 @@ def test_arrays_that_may_yet_be_read_are_not_filled_again(monkeypatch: pytest.Mo
         lay = lies()
 
 
+def test_where_jax_copies_what_an_array_is_made_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled_sections, "aligned", lambda size: np.empty(size + 1, np.uint8)[1:])
+    total = per_device(lambda v: jax.lax.psum(v, "x") + v, [X], X)
+    Case(total, given=[numbers((4, 3))]).check([numbers((4, 3))[::-1].copy()], [any_bits((4, 3), 1)])
+
+
 def test_without_a_cache_on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     """As hosts of one tenant are: other devices get a copy of what was compiled for the first."""
     for question in ("is_cache_used", "is_persistent_cache_enabled"):
