@@ -14,7 +14,7 @@ SMALL_BYTES = 1 << 12
 """Bytes on all devices up to which an array is dropped late."""
 
 MAX_LATE = 256
-"""Arrays that wait for launches at a time: a MiB."""
+"""Fewer arrays than this wait for launches at a time: less than a MiB."""
 
 
 def with_drops_joined(messages: list[Message]) -> list[Message]:
@@ -23,24 +23,24 @@ def with_drops_joined(messages: list[Message]) -> list[Message]:
         return messages
     found: list[Message] = []
     late: dict[int, list[int]] = {}
+    newest: dict[int, int] = {}
     count = 0
     for message in messages:
         if isinstance(message, LateDrop):
-            if count + len(message.buffers) > MAX_LATE:
-                found += map(_drop, late.items())
-                late, count = {}, 0
-            late.setdefault(message.session, []).extend(message.buffers)
-            count += len(message.buffers)
-            continue
-        # A number that is given again is dropped before: numbers grow, nearly always.
-        if late and not (type(message) is IslandLaunch and message.results > max(late.get(message.session, _NONE))):
+            session, buffers = message.session, message.buffers
+            late.setdefault(session, []).extend(buffers)
+            newest[session] = max((newest.get(session, 0), *buffers))
+            count += len(buffers)
+            may_wait = count < MAX_LATE
+        else:
+            # A number that is given again is dropped before: clients count up.
+            may_wait = type(message) is IslandLaunch and message.results > newest.get(message.session, 0)
+        if late and not may_wait:
             found += map(_drop, late.items())
-            late, count = {}, 0
-        found.append(message)
+            late, newest, count = {}, {}, 0
+        if not isinstance(message, LateDrop):
+            found.append(message)
     return [*found, *map(_drop, late.items())]
-
-
-_NONE = (0,)
 
 
 def _drop(late: tuple[int, list[int]]) -> Drop:

@@ -69,6 +69,8 @@ def test_nothing_else_is_passed_nor_a_launch_that_is_given_the_number_again(othe
 def test_a_limited_number_of_arrays_waits() -> None:
     messages: list[Message] = [LateDrop(1, tuple(range(MAX_LATE))), LateDrop(1, (MAX_LATE,)), launch(MAX_LATE + 1)]
     assert with_drops_joined(messages) == [Drop(1, tuple(range(MAX_LATE))), messages[-1], Drop(1, (MAX_LATE,))]
+    several = [LateDrop(1, (1,)), LateDrop(1, tuple(range(2, 2 * MAX_LATE))), launch(2 * MAX_LATE)]
+    assert with_drops_joined(several) == [Drop(1, tuple(range(1, 2 * MAX_LATE))), several[-1]]
 
 
 def test_a_late_drop_is_a_drop_on_the_wire() -> None:
