@@ -27,7 +27,8 @@ AS_IT_IS = -1
 @dataclass(frozen=True)
 class Pack:
     """Parcels that travel as one array from a source device to a landing device (ordinals in their meshes), each given
-    by the place of its edge in the bundle and its box; several lie end to end, flat."""
+    by the place of its edge in the bundle and its box. Several lie end to end: those of one row shape as rows, others
+    flat."""
 
     source: int
     landing: int
@@ -36,9 +37,12 @@ class Pack:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        if len(self.parcels) == 1:
-            return box_shape(self.parcels[0][1])
-        return (sum(math.prod(box_shape(box)) for _, box in self.parcels),)
+        first, *others = shapes = [box_shape(box) for _, box in self.parcels]
+        if not others:
+            return first
+        if all(len(one) > 0 and one[1:] == first[1:] for one in shapes):
+            return (sum(one[0] for one in shapes), *first[1:])
+        return (sum(map(math.prod, shapes)),)
 
 
 class Piece(NamedTuple):

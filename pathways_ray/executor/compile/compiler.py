@@ -343,7 +343,7 @@ class Compiler:
         """The compiled `pieces.packing` on one device, for shards of these types."""
         chained = self._chained(shards)
         cut = sum(math.prod(box_shape(box)) * item_bytes(shards[k].dtype) for pack in packs for k, box in pack)
-        nbytes = 3 * cut if chained else 0  # read and written, behind zeros; XLA counts all of a shard for each cut
+        nbytes = 4 * cut if chained else 0  # read and written twice; XLA counts all of a shard for each cut
         return self._on_device(("pack", shards, packs), packing(packs, chained), shards, device, nbytes)
 
     def unpack(

@@ -50,7 +50,9 @@ def sent(
             for edge, box in one.parcels:
                 inside = tuple((a - p, b - p) for (a, b), (p, _) in zip(box, boxes[edge][one.source], strict=True))
                 pieces.append(cut(values[edge].shards[one.source], inside))
-            array = pieces[0] if len(pieces) == 1 else np.concatenate([piece.reshape(-1) for piece in pieces])
+            as_rows = all(piece.ndim and piece.shape[1:] == pieces[0].shape[1:] for piece in pieces)
+            ends = pieces if as_rows else [piece.reshape(-1) for piece in pieces]
+            array = pieces[0] if len(pieces) == 1 else np.concatenate(ends)
             assert array.shape == one.shape
             found.setdefault(pair, []).append(array)
     return found
@@ -69,7 +71,7 @@ def joined(
             for piece in made.assembly[k][number] if k in made.assembly else ():
                 array = came[piece.sender, device.host][piece.pack]
                 size = math.prod(box_shape(piece.box))
-                part = array if piece.start == AS_IT_IS else array[piece.start : piece.start + size]
+                part = array if piece.start == AS_IT_IS else array.reshape(-1)[piece.start : piece.start + size]
                 cut(shards[k], piece.box)[...] = part.reshape(box_shape(piece.box))
         found.append(Sharded(edge.type, edge.target, shards))
     return found

@@ -58,10 +58,11 @@ def test_rows_of_one_shape_are_put_together_without_a_division_for_each_element(
 LEAVES = 12
 
 
-def test_small_leaves_are_a_chain_in_which_each_operation_waits_for_one() -> None:
+@pytest.mark.parametrize("side", [0, 1])
+def test_small_leaves_are_a_chain_in_which_each_operation_waits_for_one(side: int) -> None:
     """So XLA's CPU runtime, which has more than eight of them begin in its pool, runs them in one thread."""
     leaves = [np.random.default_rng(k).standard_normal((4, 6)).astype(np.float32) for k in range(LEAVES)]
-    halves: list[Box] = [((0, 4), (0, 3)), ((0, 4), (3, 6))]
+    halves: list[Box] = [((0, 2), (0, 6)), ((2, 4), (0, 6))] if side == 0 else [((0, 4), (0, 3)), ((0, 4), (3, 6))]
     pack = jax.jit(packing([[(k, box) for k in range(LEAVES)] for box in halves], chained=True))
     kind = ArrayType((4, 6), "float32")
     shards = [(kind, [(half, 12 * k, box) for half, box in enumerate(halves)]) for k in range(LEAVES)]
@@ -71,6 +72,22 @@ def test_small_leaves_are_a_chain_in_which_each_operation_waits_for_one() -> Non
         np.testing.assert_array_equal(found, leaf)
     for lowered in (pack.lower(*leaves), unpack.lower(*packed)):
         assert beginnings(lowered.compile().as_text() or "") <= 2
+
+
+def test_leaves_of_which_all_is_cut_alike_are_put_together_before_they_are_cut() -> None:
+    """That is an operation for each pack, and not for each leaf of each pack. Where little is cut, all of the leaves
+    would be copied for it."""
+    leaves = [np.random.default_rng(k).standard_normal((4 + k, 8)).astype(np.float32) for k in range(LEAVES)]
+
+    def packs(columns: int) -> list[list[tuple[int, Box]]]:
+        starts = range(0, columns, 2)
+        return [[(k, ((0, 4 + k), (start, start + 2))) for k in range(LEAVES)] for start in starts]
+
+    for columns, at_once in ((8, True), (4, False)):
+        pack = jax.jit(packing(packs(columns), chained=True))
+        for start, found in zip(range(0, columns, 2), pack(*leaves), strict=True):
+            np.testing.assert_array_equal(found, np.concatenate([leaf[:, start : start + 2] for leaf in leaves]))
+        assert ("dynamic_update_slice" not in pack.lower(*leaves).as_text()) == at_once
 
 
 def beginnings(module: str) -> int:
@@ -111,4 +128,4 @@ def test_cuts_of_a_tree_count_as_what_they_move(rows: int, expected: bool, monke
     assert as_it_is == [expected]
     for first, one in zip(range(0, 64, 16), made, strict=True):
         cuts = np.concatenate([leaf[:, first : first + 16] for leaf in leaves])
-        np.testing.assert_array_equal(one, cuts.reshape(-1))
+        np.testing.assert_array_equal(one, cuts)
