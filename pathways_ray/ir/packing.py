@@ -8,14 +8,14 @@ hosts derive the same lists, as they do for `exchange`.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from pathways_ray.ir.exchange import Exchange
 from pathways_ray.ir.plan import Edge, PlacedSlice
-from pathways_ray.ir.regions import Box, box_shape
-from pathways_ray.ir.types import item_bytes
+from pathways_ray.ir.regions import Box, box_shape, place_of
+from pathways_ray.ir.types import ArrayType, item_bytes
 
 PACKED_BYTES = 256 << 10
 """Parcels of up to this size are packed."""
@@ -106,3 +106,30 @@ def pack(edges: Sequence[Edge], exchanges: Sequence[Exchange], source: PlacedSli
                 for edge, one in enumerate(exchanges)
             ]
     return made
+
+
+def pieces_in_place(
+    packs: Sequence[Pack], shards: Mapping[int, ArrayType], assembly: Sequence[Sequence[Sequence[Piece]]]
+) -> list[tuple[int, int, int, int]] | None:
+    """The places in shards of the elements of packs, end to end: for each piece the edge, the place of the device, the
+    number of its first element in the shard, and how many it has.
+
+    Args:
+        packs: those of one sender.
+        shards: the type of the shard of each edge.
+        assembly: for each device the pieces of its shard of each edge.
+
+    None unless each element is in one shard, each shard is of nothing else, and each piece is in one piece there.
+    """
+    found = []
+    for place, edges in enumerate(assembly):
+        for edge, kind in shards.items():
+            for piece in edges[edge] if edges else ():
+                first, count, interrupted = place_of(piece.box, kind.shape)
+                if interrupted:
+                    return None
+                found.append((piece.pack, piece.start, edge, place, first, count))
+    room = len(assembly) * sum(math.prod(kind.shape) for kind in shards.values())
+    if not sum(count for *_, count in found) == sum(math.prod(one.shape) for one in packs) == room:
+        return None
+    return [(edge, place, first, count) for _, _, edge, place, first, count in sorted(found)]

@@ -191,16 +191,16 @@ class Connection:
                         raise EOFError(f"{len(view)} bytes of an array are missing")
                     view = view[count:]
 
-    def read_memory(self, places: Sequence[tuple[int, int]], buffers: Sequence[np.ndarray[Any, Any]]) -> None:
-        """Fills buffers of bytes from places, each an address and its bytes, in the memory of who listened. Any one
-        thread does so.
+    def read_memory(self, places: Sequence[tuple[int, int]], here: np.ndarray[Any, Any]) -> None:
+        """Fills places here from others, each an address and its bytes, in the memory of who listened. Any one thread
+        does so.
 
         Raises:
             OSError: the system does not allow it, that process has ended, or has hung up, and keeps nothing any more.
         """
         if self._memory is None:
             self._memory = PeerMemory(self._socket)
-        self._memory.read(places, buffers)
+        self._memory.read(places, here)
         ended = select.poll()
         ended.register(self._socket, select.POLLRDHUP)
         if ended.poll(0):

@@ -22,6 +22,9 @@ import numpy as np
 PART_BYTES = 32 << 20
 """Bytes that are read at a time."""
 
+MAX_PLACES = 1024
+"""Places that the system takes at a time (`IOV_MAX`)."""
+
 _C = ctypes.CDLL(None, use_errno=True)
 _READ = getattr(_C, "process_vm_readv", None)
 _CREDENTIALS = struct.Struct("3i")
@@ -33,14 +36,34 @@ that of another one, and the other end may be kept open by whom it was handed to
 _SAYS_WHO = sys.platform == "linux" and platform.machine() in ("x86_64", "aarch64")
 
 
-class _Part(ctypes.Structure):
-    _fields_ = (("address", ctypes.c_void_p), ("size", ctypes.c_size_t))
-
-
 if _READ is not None:
     _READ.restype = ctypes.c_ssize_t
-    _ONE = (ctypes.POINTER(_Part), ctypes.c_ulong)
-    _READ.argtypes = (ctypes.c_int, *_ONE, *_ONE, ctypes.c_ulong)
+    _PLACES = ctypes.c_void_p, ctypes.c_ulong
+    _READ.argtypes = (ctypes.c_int, *_PLACES, *_PLACES, ctypes.c_ulong)
+
+
+class _Left:
+    """Places, each an address and its bytes, of which the first ones are done."""
+
+    def __init__(self, places: np.ndarray[Any, Any]) -> None:
+        self.places = places[places[:, 1] > 0]
+
+    def part(self) -> np.ndarray[Any, Any]:
+        """The first of those that are left: as many as are read at a time, and of a long one its beginning."""
+        first = self.places[:MAX_PLACES]
+        if first[:, 1].sum() > PART_BYTES:
+            first = first[: max(1, int(np.searchsorted(np.cumsum(first[:, 1]), PART_BYTES, "right")))].copy()
+            first[0, 1] = min(first[0, 1], PART_BYTES)
+        return first
+
+    def skip(self, count: int) -> None:
+        """Takes off as many bytes, which are done."""
+        ends = np.cumsum(self.places[:, 1])
+        done = int(np.searchsorted(ends, count, "right"))
+        self.places = self.places[done:]
+        if len(self.places):
+            over = count - (int(ends[done - 1]) if done else 0)
+            self.places[0] += np.array([over, -over]).astype(np.uint64)
 
 
 def peer_of(connected: socket.socket) -> tuple[int, int]:
@@ -80,27 +103,32 @@ class PeerMemory:
     def read(
         self,
         places: Sequence[tuple[int, int]],
-        buffers: Sequence[np.ndarray[Any, Any]],
+        buffers: Sequence[np.ndarray[Any, Any]] | np.ndarray[Any, Any],
         begins: Callable[[], None] = lambda: None,
     ) -> None:
-        """Fills buffers of bytes from the places of the other process, each with as many.
+        """Fills buffers of bytes, one after the other, from the places of the other process.
 
         Args:
+            buffers: with as many bytes in all; or one array of their addresses and their bytes.
             begins: called before each part is read. What it raises ends the reading.
 
         Raises:
             OSError: the system does not allow it, the process is gone, or there is nothing at that place.
         """
-        for (address, size), buffer in zip(places, buffers, strict=True):
-            done = 0
-            while done < size:
-                count = min(size - done, PART_BYTES)
-                begins()
-                here, there = _Part(buffer.ctypes.data + done, count), _Part(address + done, count)
-                if (read := self._read(self._pid, here, 1, there, 1, 0)) <= 0:
-                    code = ctypes.get_errno() if read < 0 else errno.EFAULT
-                    raise OSError(code, os.strerror(code))
-                done += read
+        if not isinstance(buffers, np.ndarray):
+            buffers = np.array([(one.ctypes.data, one.nbytes) for one in buffers], np.uint64).reshape(-1, 2)
+        # Who is read may have said anything, such as an address below 0.
+        places = [(address % (1 << 64), size) for address, size in places]
+        here, there = _Left(buffers), _Left(np.array(places, np.uint64).reshape(-1, 2))
+        while len(here.places):
+            begins()
+            mine, theirs = here.part(), there.part()
+            read = self._read(self._pid, mine.ctypes.data, len(mine), theirs.ctypes.data, len(theirs), 0)
+            if read <= 0:
+                code = ctypes.get_errno() if read < 0 else errno.EFAULT
+                raise OSError(code, os.strerror(code))
+            here.skip(read)
+            there.skip(read)
         ended = select.poll()  # `select.select` takes no descriptor beyond 1,023
         for process in self._processes:
             ended.register(process, select.POLLIN)

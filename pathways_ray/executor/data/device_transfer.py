@@ -26,6 +26,7 @@ import numpy as np
 from jax.experimental import transfer
 
 from pathways_ray.errors import Failure
+from pathways_ray.executor.data.arriving import Landing
 from pathways_ray.executor.data.failure_texts import error_text
 from pathways_ray.executor.data.near_messages import PeerKey
 from pathways_ray.executor.data.near_transfer import NearTransfer
@@ -181,8 +182,10 @@ class DeviceTransfer:
                 return
         self.serve_failure(name, types, failure)
 
-    def pull(self, sender: int, name: int, types: list[jax.ShapeDtypeStruct]) -> list[Any] | Failure:
-        """Arrays that fill when the sender has served them."""
+    def pull(
+        self, sender: int, name: int, types: list[jax.ShapeDtypeStruct], landing: Landing | None = None
+    ) -> list[Any] | Failure:
+        """Arrays that fill when the sender has served them; from this machine those of `landing`, if any."""
         peer = self._peers.get(sender)
         if peer is None:
             return Failure("HostLost", f"host {sender}, which holds the data, is down", host=sender)
@@ -190,7 +193,7 @@ class DeviceTransfer:
             return Failure("HostLost", f"host {sender}, which held the data, was lost", host=sender)
         key = (peer.host, peer.epoch)
         if self._near is not None and is_near(peer, self.machine):
-            return self._near.pulls.pull(key, peer.transfer_address, self._secret_name(name), types)
+            return self._near.pulls.pull(key, peer.transfer_address, self._secret_name(name), types, landing)
         try:
             if key not in self._connections:
                 self._connections[key] = self._server.connect(peer.transfer_address)

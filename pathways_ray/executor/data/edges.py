@@ -18,13 +18,13 @@ from jax.sharding import NamedSharding, SingleDeviceSharding
 from pathways_ray.errors import Failure
 from pathways_ray.executor.compile.compiler import Compiler, dtype_of
 from pathways_ray.executor.compile.pieces import Placed
-from pathways_ray.executor.data.arriving import Arriving
+from pathways_ray.executor.data.arriving import Arriving, Landing
 from pathways_ray.executor.data.device_transfer import DeviceTransfer
 from pathways_ray.executor.data.shared_shards import PEERS, OnTheWay, joined, share
 from pathways_ray.executor.run.numbered import taker
 from pathways_ray.executor.run.parts import first_failure
 from pathways_ray.ir.exchange import Exchange, exchange
-from pathways_ray.ir.packing import AS_IT_IS, Pack, Packing, Piece, pack
+from pathways_ray.ir.packing import AS_IT_IS, Pack, Packing, Piece, pack, pieces_in_place
 from pathways_ray.ir.plan import Bundle, Edge, PlacedSlice, transfer_id
 from pathways_ray.ir.regions import Box, relative, shard_shape
 from pathways_ray.ir.types import ArrayType
@@ -200,19 +200,35 @@ class Incoming:
             for k, edge in enumerate(bundle.edges)
             if k not in shares.copied
         }
+        here = [(k, device.index) for k, device in enumerate(target.devices) if device.host == host and shards]
+        assembly = [shares.packing.assembly.get(k, ()) for k, _ in here]
         self.joins = [
-            _Join(shards, shares.packing.assembly.get(k, ()), packs, landing, device.index, compiler)
-            for k, device in enumerate(target.devices)
-            if device.host == host and shards
+            _Join(shards, mine, packs, landing, device, compiler)
+            for mine, (_, device) in zip(assembly, here, strict=True)
         ]
         self.handed_on = {k for join in self.joins for k in join.whole}
+        self.landings = {sender: Landing(types) for sender, types in self.wanted.items()}
+        pieces = pieces_in_place(list(packs.values()), shards, assembly) if len(self.wanted) == 1 else None
+        self.lands_joined = pieces is not None and all(sender in self.wanted for sender, _ in packs)
+        """Whether what a host of this machine sends lands in the arrays as a whole, and nothing else is in them."""
+        if pieces is not None and self.lands_joined:
+            ((sender, types),) = self.wanted.items()
+            made = [
+                jax.ShapeDtypeStruct(
+                    edge.type.shape, dtype_of(edge.type.dtype), sharding=compiler.sharding(target, edge.target.spec)
+                )
+                for edge in bundle.edges
+            ]
+            self.landings = {sender: Landing(types, made, pieces)}
 
     def post(self, launch: int, transfer: DeviceTransfer) -> dict[int, Pieces | Failure]:
         """Posts the pulls, before the producers need to have run."""
         if not self.wanted:
             return {}
         name = transfer_id(launch, self.number, self.host)
-        return {sender: transfer.pull(sender, name, types) for sender, types in self.wanted.items()}
+        return {
+            sender: transfer.pull(sender, name, types, self.landings[sender]) for sender, types in self.wanted.items()
+        }
 
     def assemble(self, pulled: dict[int, Pieces | Failure], local: Pieces | Failure | None) -> Sequence[Any] | Failure:
         """The arrays in their new layouts, or the failure that came in their place."""
@@ -221,8 +237,9 @@ class Incoming:
             if isinstance(pieces, Failure):
                 return pieces
             if pieces is not None:
-                came = pieces[0].arrays() if pieces and isinstance(pieces[0], Arriving) else pieces
-                if isinstance(came, Failure):
+                near = bool(pieces) and isinstance(pieces[0], Arriving)
+                came = pieces[0].arrays() if near else pieces
+                if isinstance(came, Failure) or (near and self.lands_joined):
                     return came
                 sources[sender] = came
         made: dict[int, Any] = {}

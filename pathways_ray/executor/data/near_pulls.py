@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-import math
 import socket
 import threading
 from collections.abc import Callable, Collection, Sequence
@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from pathways_ray.errors import Failure
-from pathways_ray.executor.data.arriving import Arriving, lost
+from pathways_ray.executor.data.arriving import Arriving, Landing, lost
 from pathways_ray.executor.data.failure_texts import failure_in
 from pathways_ray.executor.data.near_messages import (
     ASK,
@@ -47,10 +47,15 @@ class NearPulls:
         self._awaited: dict[Connection, dict[int, Arriving]] = {}
 
     def pull(
-        self, sender: PeerKey, address: str, name: int, types: Sequence[jax.ShapeDtypeStruct]
+        self,
+        sender: PeerKey,
+        address: str,
+        name: int,
+        types: Sequence[jax.ShapeDtypeStruct],
+        landing: Landing | None = None,
     ) -> list[Any] | Failure:
-        """The arrays that fill once the sender has served them, as one `Arriving`."""
-        arriving = Arriving(sender[0], types)
+        """The arrays that fill once the sender has served them, as one `Arriving`; those of `landing`, if any."""
+        arriving = Arriving(sender[0], landing or Landing(types))
         try:
             connection = self.connected(sender, address)
         except (OSError, RuntimeError) as error:  # the latter: there is no thread left
@@ -61,7 +66,16 @@ class NearPulls:
                 arriving.fail(lost(sender[0]))
                 return [arriving]
             awaited[name] = arriving
+        if arriving.landing.keeps:
+            with contextlib.suppress(MemoryError):  # said when it comes, unless there is some by then
+                arriving.rooms = _rooms(arriving)
         connection.send(NAMED.pack(ASK, name))
+        if arriving.rooms:  # this thread waits: it makes the arrays sooner than who reads
+            try:
+                arriving.make(arriving.rooms)
+            except Exception as error:
+                arriving.failure = self._failure(error)
+                self._over(connection, name, arriving.failure)
         return [arriving]
 
     def connected(self, peer: PeerKey, address: str) -> Connection:
@@ -82,13 +96,13 @@ class NearPulls:
             if kind == KEPT:  # nobody waits for it any more
                 connection.send(NAMED.pack(TAKEN, name))
             return
-        sizes = [math.prod(one.shape) * one.dtype.itemsize for one in arriving.types]
-        size = len(message) - NAMED.size
+        landing = arriving.landing
+        sizes, size = landing.sizes, len(message) - NAMED.size
         if kind == PIPED and pipe is not None and size == SIZE.size:
             (size,) = SIZE.unpack_from(message, NAMED.size)
             if size == sum(sizes):
                 try:
-                    connection.work(functools.partial(self._read, connection, name, arriving, sizes, pipe))
+                    connection.work(functools.partial(self._read, connection, name, arriving, pipe))
                 except RuntimeError as error:
                     self._fail(
                         connection, name, f"{size} bytes could not be taken from host {arriving.sender}: {error}"
@@ -97,63 +111,59 @@ class NearPulls:
         if kind == PIPED and pipe is None:
             self._fail(connection, name, f"this process has no descriptor left for what host {arriving.sender} sends")
         elif kind == KEPT and size % PLACE.size == 0:
-            self._take_kept(connection, name, arriving, sizes, list(PLACE.iter_unpack(message[NAMED.size :])))
+            self._take_kept(connection, name, arriving, list(PLACE.iter_unpack(message[NAMED.size :])))
         elif kind == FAILED:
             text = message[NAMED.size :].decode(errors="replace")
             self._over(connection, name, failure_in(text) or Failure("ExecutionError", text, host=arriving.sender))
         elif kind == HERE and size == sum(sizes):
-            parts, whole = [aligned(size) for size in sizes], np.frombuffer(message, np.uint8)
+            rooms, whole = _rooms(arriving), np.frombuffer(message, np.uint8)
             start = NAMED.size
-            for part in parts:
+            for part in landing.buffers(rooms):
                 part[:] = whole[start : start + len(part)]
                 start += len(part)
-            self._over(connection, name, parts)
+            self._over(connection, name, rooms)
         else:
             self._fail(connection, name, _unequal(size, sizes, arriving.sender))
 
-    def _read(
-        self, connection: Connection, name: int, arriving: Arriving, sizes: Sequence[int], pipe: socket.socket
-    ) -> None:
+    def _read(self, connection: Connection, name: int, arriving: Arriving, pipe: socket.socket) -> None:
         with pipe:  # closed in any case, since its sender waits at the other end, but not before it is said why
             try:
-                buffers = [aligned(size) for size in sizes]
-                connection.read(pipe, buffers)
+                rooms = _rooms(arriving)
+                connection.read(pipe, arriving.landing.buffers(rooms))
             except (OSError, EOFError):
                 self._over(connection, name, lost(arriving.sender))
             except Exception as error:  # there is no memory
                 self._fail(connection, name, f"{type(error).__name__}: {error}")
             else:
-                self._over(connection, name, buffers)
+                self._over(connection, name, rooms)
 
     def _take_kept(
-        self,
-        connection: Connection,
-        name: int,
-        arriving: Arriving,
-        sizes: Sequence[int],
-        places: Sequence[tuple[int, int]],
+        self, connection: Connection, name: int, arriving: Arriving, places: Sequence[tuple[int, int]]
     ) -> None:
+        sizes = arriving.landing.sizes
         if (there := [size for _, size in places]) != sizes:
             connection.send(NAMED.pack(TAKEN, name))
             self._fail(connection, name, _unequal(sum(there), sizes, arriving.sender))
             return
-        read = functools.partial(self._read_kept, connection, name, places)
+        read = functools.partial(self._read_kept, connection, name, arriving, places)
         try:
             connection.work(read)
         except RuntimeError:  # there is no thread left but this one
             read()
 
-    def _read_kept(self, connection: Connection, name: int, places: Sequence[tuple[int, int]]) -> None:
+    def _read_kept(
+        self, connection: Connection, name: int, arriving: Arriving, places: Sequence[tuple[int, int]]
+    ) -> None:
         try:
-            buffers = [aligned(size) for _, size in places]
-            connection.read_memory(places, buffers)
+            rooms = _rooms(arriving)
+            connection.read_memory(places, arriving.landing.places(rooms))
         except OSError:
             connection.send(NAMED.pack(UNREAD, name))
             return
         except Exception as error:  # there is no memory
             self._fail(connection, name, f"{type(error).__name__}: {error}")
         else:
-            self._over(connection, name, buffers)
+            self._over(connection, name, rooms)
         connection.send(NAMED.pack(TAKEN, name))
 
     def _fail(self, connection: Connection, name: int, text: str) -> None:
@@ -171,9 +181,11 @@ class NearPulls:
             try:
                 arriving.came(what)
             except Exception as error:
-                text = f"{type(error).__name__}: {error}"
-                arriving.fail(Failure("ExecutionError", text, "transfer", "", self.host))
+                arriving.fail(self._failure(error))
         self._arrived()
+
+    def _failure(self, error: Exception) -> Failure:
+        return Failure("ExecutionError", f"{type(error).__name__}: {error}", "transfer", "", self.host)
 
     def _sender_ended(self, connection: Connection) -> None:
         with self._changing:
@@ -188,6 +200,11 @@ class NearPulls:
             ended = [one for key, one in self._senders.items() if key in gone]
             self._senders = {key: one for key, one in self._senders.items() if key not in gone}
         return ended
+
+
+def _rooms(arriving: Arriving) -> list[np.ndarray[Any, Any]]:
+    """The memory for what comes."""
+    return arriving.rooms or list(map(aligned, arriving.landing.rooms))
 
 
 def _unequal(size: int, sizes: Sequence[int], sender: int) -> str:

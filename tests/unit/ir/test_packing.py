@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from pathways_ray.ir import packing
 from pathways_ray.ir.exchange import exchange
-from pathways_ray.ir.packing import AS_IT_IS, Packing, pack
+from pathways_ray.ir.packing import AS_IT_IS, Packing, pack, pieces_in_place
 from pathways_ray.ir.plan import Edge, PlacedSlice
-from pathways_ray.ir.regions import box_shape
-from pathways_ray.ir.types import ArrayType, Layout
+from pathways_ray.ir.regions import box_shape, shard_shape
+from pathways_ray.ir.types import ArrayType, Layout, Spec
 from tests.unit.helpers import placed, spec
 from tests.unit.interpreters import Sharded, Value, cut, gather, sample, shard
 from tests.unit.ir.test_exchange import placements
@@ -93,6 +93,51 @@ def test_what_is_packed_and_unpacked_is_the_arrays(case: Bundled, most: int) -> 
     arrived = joined(made, targets, target, sent(made, shards, sources, source))
     for one, value in zip(arrived, values, strict=True):
         assert np.array_equal(gather(one, target), value)
+
+
+@repeatable(150)
+@given(bundles())
+def test_what_lies_in_one_piece_in_the_shards_can_be_laid_there_at_once(case: Bundled) -> None:
+    edges, source, target = case
+    made = packed(edges, source, target)
+    values = [sample(edge.type, k) for k, edge in enumerate(edges)]
+    shards = [shard(value, edge.type, edge.source, source) for value, edge in zip(values, edges, strict=True)]
+    came = sent(made, shards, [Edge(edge.type, edge.source, edge.source) for edge in edges], source)
+    for (sender, host), packs in made.packs.items():
+        here = [k for k, device in enumerate(target.devices) if device.host == host]
+        kinds = {
+            k: ArrayType(shard_shape(edge.type, edge.target.spec, target.mesh), "uint64")
+            for k, edge in enumerate(edges)
+        }
+        assembly = [made.assembly.get(k, ()) for k in here]
+        if {piece.sender for parts in assembly for edge in parts for piece in edge} != {sender}:
+            continue
+        pieces = pieces_in_place(packs, kinds, assembly)
+        if pieces is None:
+            continue
+        rooms = [[np.full(kind.shape, 0xDEAD, np.uint64) for kind in kinds.values()] for _ in here]
+        whole = np.concatenate([array.reshape(-1) for array in came[sender, host]])
+        for edge, place, first, count in pieces:
+            rooms[place][edge].reshape(-1)[first : first + count], whole = whole[:count], whole[count:]
+        assert whole.size == 0
+        for k, room in zip(here, rooms, strict=True):
+            for one, value, found in zip(edges, values, room, strict=True):
+                assert np.array_equal(found, shard(value, one.type, one.target, target).shards[k])
+
+
+def test_where_shards_are_put_together_of_what_is_not_in_one_piece_nothing_is_laid_there() -> None:
+    source, target = placed(1, ["0.0", "0.1"]), placed(2, ["1.0", "1.1"])
+    rows, columns = spec("x"), spec("- x")
+
+    def laid(before: Spec, after: Spec) -> list[tuple[int, int, int, int]] | None:
+        edge = Edge(ArrayType((4, 6), "float32"), Layout(1, before), Layout(2, after))
+        made = packed([edge], source, target)
+        kinds = {0: ArrayType(shard_shape(edge.type, after, target.mesh), "float32")}
+        return pieces_in_place(made.packs[0, 1], kinds, [made.assembly[0], made.assembly[1]])
+
+    assert laid(rows, columns) == [(0, 0, 0, 6), (0, 0, 6, 6), (0, 1, 0, 6), (0, 1, 6, 6)]
+    assert laid(columns, rows) is None, "its pieces are columns"
+    assert laid(rows, ()) is None, "two devices take each"
 
 
 @repeatable(100)

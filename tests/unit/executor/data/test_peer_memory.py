@@ -89,7 +89,7 @@ def test_places_of_another_process_are_read_in_parts(other: Other, monkeypatch: 
     np.testing.assert_array_equal(buffers[2], data[1000:1007])
 
 
-@pytest.mark.parametrize("address", [0, 4096, (1 << 47) - 4096, (1 << 64) - 4096])
+@pytest.mark.parametrize("address", [0, 4096, (1 << 47) - 4096, (1 << 64) - 4096, -4096])
 def test_where_there_is_nothing_nothing_is_read(other: Other, address: int) -> None:
     with pytest.raises(OSError, match=os.strerror(errno.EFAULT)):
         other.memory().read([(address, 10)], room(10))
