@@ -8,6 +8,7 @@ and one that joins, for all edges of the bundle.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -18,7 +19,7 @@ from jax.sharding import NamedSharding, SingleDeviceSharding
 from pathways_ray.errors import Failure
 from pathways_ray.executor.compile.compiler import Compiler, dtype_of
 from pathways_ray.executor.compile.pieces import Placed
-from pathways_ray.executor.data.arriving import Arriving, Landing
+from pathways_ray.executor.data.arriving import LANDED_BYTES, Arriving, Landing
 from pathways_ray.executor.data.device_transfer import DeviceTransfer
 from pathways_ray.executor.data.shared_shards import PEERS, OnTheWay, joined, share
 from pathways_ray.executor.run.numbered import taker
@@ -27,7 +28,7 @@ from pathways_ray.ir.exchange import Exchange, exchange
 from pathways_ray.ir.packing import AS_IT_IS, Pack, Packing, Piece, pack, pieces_in_place
 from pathways_ray.ir.plan import Bundle, Edge, PlacedSlice, transfer_id
 from pathways_ray.ir.regions import Box, relative, shard_shape
-from pathways_ray.ir.types import ArrayType
+from pathways_ray.ir.types import ArrayType, item_bytes
 from pathways_ray.jax_arrays import copier, joiner, shards_of
 
 Pieces = list[Any]
@@ -208,10 +209,16 @@ class Incoming:
         ]
         self.handed_on = {k for join in self.joins for k in join.whole}
         self.landings = {sender: Landing(types) for sender, types in self.wanted.items()}
-        pieces = pieces_in_place(list(packs.values()), shards, assembly) if len(self.wanted) == 1 else None
-        self.lands_joined = pieces is not None and all(sender in self.wanted for sender, _ in packs)
+        pieces = None
+        if (
+            len(self.wanted) == 1
+            and self.wanted.keys() == {sender for sender, _ in packs}
+            and self._joins_small(shards)
+        ):
+            pieces = pieces_in_place(list(packs.values()), shards, assembly)
+        self.lands_joined = pieces is not None
         """Whether what a host of this machine sends lands in the arrays as a whole, and nothing else is in them."""
-        if pieces is not None and self.lands_joined:
+        if pieces is not None:
             ((sender, types),) = self.wanted.items()
             made = [
                 jax.ShapeDtypeStruct(
@@ -220,6 +227,12 @@ class Incoming:
                 for edge in bundle.edges
             ]
             self.landings = {sender: Landing(types, made, pieces)}
+
+    def _joins_small(self, shards: Mapping[int, ArrayType]) -> bool:
+        """Whether something is joined here, and only arrays of which little is on a device."""
+        return any(join.join for join in self.joins) and all(
+            math.prod(kind.shape) * item_bytes(kind.dtype) <= LANDED_BYTES for kind in shards.values()
+        )
 
     def post(self, launch: int, transfer: DeviceTransfer) -> dict[int, Pieces | Failure]:
         """Posts the pulls, before the producers need to have run."""

@@ -60,15 +60,15 @@ class NearPulls:
             connection = self.connected(sender, address)
         except (OSError, RuntimeError) as error:  # the latter: there is no thread left
             return Failure("HostLost", f"host {sender[0]} could not be reached: {error}", host=sender[0])
+        if arriving.landing.keeps:  # before anything can come, which would make the arrays in memory of its own
+            with contextlib.suppress(MemoryError):  # said when it comes, unless there is some by then
+                arriving.rooms = _rooms(arriving)
         with self._changing:
             awaited = self._awaited.get(connection)
             if awaited is None:  # it has ended since
                 arriving.fail(lost(sender[0]))
                 return [arriving]
             awaited[name] = arriving
-        if arriving.landing.keeps:
-            with contextlib.suppress(MemoryError):  # said when it comes, unless there is some by then
-                arriving.rooms = _rooms(arriving)
         connection.send(NAMED.pack(ASK, name))
         if arriving.rooms:  # this thread waits: it makes the arrays sooner than who reads
             try:
@@ -96,6 +96,13 @@ class NearPulls:
             if kind == KEPT:  # nobody waits for it any more
                 connection.send(NAMED.pack(TAKEN, name))
             return
+        if kind != FAILED:
+            if (
+                arriving.filling
+            ):  # it is no host of this runtime; memory of arrays that are in use would be filled again
+                connection.end()
+                return
+            arriving.filling = True
         landing = arriving.landing
         sizes, size = landing.sizes, len(message) - NAMED.size
         if kind == PIPED and pipe is not None and size == SIZE.size:
@@ -158,6 +165,7 @@ class NearPulls:
             rooms = _rooms(arriving)
             connection.read_memory(places, arriving.landing.places(rooms))
         except OSError:
+            arriving.filling = False
             connection.send(NAMED.pack(UNREAD, name))
             return
         except Exception as error:  # there is no memory

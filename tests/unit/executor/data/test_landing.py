@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import jax
@@ -11,7 +12,7 @@ import pytest
 
 from pathways_ray.errors import Failure
 from pathways_ray.executor.compile.compiler import Compiler
-from pathways_ray.executor.data import near_offers
+from pathways_ray.executor.data import edges, near_offers
 from pathways_ray.executor.data.arriving import Landing
 from pathways_ray.executor.data.device_transfer import DeviceTransfer
 from pathways_ray.executor.data.edges import Incoming, Outgoing
@@ -68,8 +69,10 @@ class Moves:
         random = np.random.default_rng(launch)
         values = [random.integers(0, 100, kind.shape).astype(jnp.dtype(kind.dtype)) for kind in self.types]
         pulled = self.incoming.post(launch, self.receiver)
-        self.outgoing.send([jax.device_put(value, self.put) for value in values], launch, self.sender)
         assert isinstance(pulled[0], list), pulled
+        with pytest.raises(RuntimeError, match="not here yet"):
+            pulled[0][0].arrays()
+        self.outgoing.send([jax.device_put(value, self.put) for value in values], launch, self.sender)
         until(pulled[0][0].is_ready, "nothing came")
         made = self.incoming.assemble(pulled, None)
         assert not isinstance(made, Failure), made
@@ -109,7 +112,8 @@ def test_other_layouts_come_as_well(before: Spec, after: Spec) -> None:
 def test_only_arrays_that_keep_the_memory_are_made_before_it_is_filled(dtype: str, keeps: bool) -> None:
     """XLA has two numbers of four bits in a byte, NumPy one."""
     where = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-    landing = Landing([jax.ShapeDtypeStruct((8, 4), jnp.dtype(kind), sharding=where) for kind in (dtype, "int32")])
+    kinds = [jax.ShapeDtypeStruct((8, 4), jnp.dtype(kind), sharding=where) for kind in (dtype, "int32")]
+    landing = Landing(kinds, made=kinds)
     landing.arrays([aligned(size) for size in landing.rooms])
     assert landing.keeps is keeps
     rooms = [aligned(size) for size in landing.rooms]
@@ -145,3 +149,46 @@ def test_arrays_that_came_together_can_be_overwritten_one_by_one() -> None:
     assert first.is_deleted()
     np.testing.assert_array_equal(np.asarray(second), values[1])
     assert [shard.shape for shard in shards_of(second)] == [(400, 80)] * 4
+
+
+def test_of_large_arrays_and_of_whole_shards_nothing_is_made_before_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """XLA overwrites in place what it has joined. Of whole shards nothing is joined."""
+    small, whole = ArrayType((400, 320), "float32"), ArrayType((800, 400), "float32")
+    assert Moves([small], ROWS, COLUMNS, joins=True).incoming.lands_joined
+    assert not Moves([whole], ROWS, ROWS, joins=True).incoming.lands_joined, "each piece is a shard"
+    monkeypatch.setattr(edges, "LANDED_BYTES", 400 * 80 * 4 - 1)
+    for types, after in (([small], COLUMNS), ([ArrayType((8, 4), "int8"), small], COLUMNS), ([whole], ROWS)):
+        check(moves := Moves(types, ROWS, after, joins=True))
+        assert not moves.incoming.lands_joined
+        assert [landing.keeps for landing in moves.incoming.landings.values()] == [False]
+
+
+def test_what_comes_twice_is_read_once_and_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Arrays in use would change."""
+    moves = Moves([ArrayType((400, 320), "float32")], ROWS, COLUMNS, joins=False)
+    moves.run(1)
+    reading, may_go_on, begun = peer_memory.PeerMemory.read, threading.Event(), list[int]()
+    keep = near_offers.NearOffers._keep
+
+    def waits(self: peer_memory.PeerMemory, *args: Any) -> None:
+        begun.append(1)
+        may_go_on.wait(60)
+        reading(self, *args)
+
+    def twice(self: near_offers.NearOffers, connection: Any, name: int, offer: Any) -> bool:
+        return all(keep(self, connection, name, offer) for _ in range(2))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(peer_memory.PeerMemory, "read", waits)
+        patched.setattr(near_offers.NearOffers, "_keep", twice)
+        pulled = moves.incoming.post(2, moves.receiver)
+        moves.outgoing.send([jnp.zeros((400, 320), "float32", device=moves.put)], 2, moves.sender)
+        assert isinstance(pulled[0], list)
+        until(pulled[0][0].is_ready, "nothing came")
+        may_go_on.set()
+        failure = moves.incoming.assemble(pulled, None)
+    assert isinstance(failure, Failure)
+    assert failure.kind == "HostLost"
+    assert len(begun) <= 1
+    values, arrays = moves.run(3)
+    np.testing.assert_array_equal(np.asarray(arrays[0]), values[0])
