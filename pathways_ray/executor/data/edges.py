@@ -8,7 +8,6 @@ and one that joins, for all edges of the bundle.
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -28,7 +27,7 @@ from pathways_ray.ir.exchange import Exchange, exchange
 from pathways_ray.ir.packing import AS_IT_IS, Pack, Packing, Piece, pack, pieces_in_place
 from pathways_ray.ir.plan import Bundle, Edge, PlacedSlice, transfer_id
 from pathways_ray.ir.regions import Box, relative, shard_shape
-from pathways_ray.ir.types import ArrayType, item_bytes
+from pathways_ray.ir.types import ArrayType
 from pathways_ray.jax_arrays import copier, joiner, shards_of
 
 Pieces = list[Any]
@@ -210,11 +209,8 @@ class Incoming:
         self.handed_on = {k for join in self.joins for k in join.whole}
         self.landings = {sender: Landing(types) for sender, types in self.wanted.items()}
         pieces = None
-        if (
-            len(self.wanted) == 1
-            and self.wanted.keys() == {sender for sender, _ in packs}
-            and self._joins_small(shards)
-        ):
+        alone = len(self.wanted) == 1 and not self.copied and self.wanted.keys() == {sender for sender, _ in packs}
+        if alone and self._joins_small(shards):
             pieces = pieces_in_place(list(packs.values()), shards, assembly)
         self.lands_joined = pieces is not None
         """Whether what a host of this machine sends lands in the arrays as a whole, and nothing else is in them."""
@@ -230,9 +226,8 @@ class Incoming:
 
     def _joins_small(self, shards: Mapping[int, ArrayType]) -> bool:
         """Whether something is joined here, and only arrays of which little is on a device."""
-        return any(join.join for join in self.joins) and all(
-            math.prod(kind.shape) * item_bytes(kind.dtype) <= LANDED_BYTES for kind in shards.values()
-        )
+        are_small = all(kind.nbytes <= LANDED_BYTES for kind in shards.values())
+        return are_small and any(join.join for join in self.joins)
 
     def post(self, launch: int, transfer: DeviceTransfer) -> dict[int, Pieces | Failure]:
         """Posts the pulls, before the producers need to have run."""

@@ -97,9 +97,7 @@ class NearPulls:
                 connection.send(NAMED.pack(TAKEN, name))
             return
         if kind != FAILED:
-            if (
-                arriving.filling
-            ):  # it is no host of this runtime; memory of arrays that are in use would be filled again
+            if arriving.filling:  # by no host of this runtime: arrays that are in use would change
                 connection.end()
                 return
             arriving.filling = True
