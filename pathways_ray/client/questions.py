@@ -20,12 +20,15 @@ from pathways_ray.client.buffer import ID_OF, PENDING, READY, BufferRecord
 from pathways_ray.client.core import ClientCore
 from pathways_ray.client.data import DataLinks
 from pathways_ray.client.data_link import SHARED_BYTES, DataLink
+from pathways_ray.client.local_reader import Sleeper
 from pathways_ray.errors import PathwaysError
 from pathways_ray.transport import messages as wire
+from pathways_ray.waits import slice_s
 
 Done = Callable[[np.ndarray[Any, Any] | None], None]
 """Takes what was asked for, None where it cannot come; called once, by the thread that reads."""
 
+_WAIT_SLICE_S = slice_s()
 
 MAX_ASKED = 2
 """Hosts of an array that are asked whether it is there. Where it lies on more, which were not measured, its outcome is
@@ -130,6 +133,8 @@ def await_there(
         check(record)
         return record.state is not PENDING
 
+    if record.upload is not None:
+        return _await_upload(data, record, is_over, until)
     hosts = hosts_of(data, record)
     if not hosts:
         return False
@@ -149,6 +154,20 @@ def await_there(
             early.came(other)
     early.came(record)
     return record.state is READY or (record.state is PENDING and record.fetched)
+
+
+def _await_upload(data: DataLinks, record: BufferRecord, is_over: Callable[[], bool], until: float | None) -> bool:
+    """Waits until an array is uploaded, or the time has come. Of what came by a local socket its hosts say so there,
+    where who waits reads it."""
+    sleeper, number = Sleeper(), data.new_request()
+    try:
+        data.awaited[number] = is_over, sleeper.wake
+        data.reader.wait(is_over, sleeper, _WAIT_SLICE_S, until)
+    except PathwaysError:  # the outcome says it
+        return False
+    finally:
+        data.awaited.pop(number, None)
+    return record.state is READY
 
 
 def _beside(core: ClientCore, record: BufferRecord) -> Sequence[BufferRecord]:

@@ -152,6 +152,7 @@ class ClientStream:
             made = PipedUpload(message, plan, HostPipe(came), local, self.quota.reading)
         else:
             made = SharedUpload(message, plan, came, self.quota.mapped)
+        made.came_by = local
         self.handed.add(made)
         return made
 

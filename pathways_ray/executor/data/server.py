@@ -363,7 +363,7 @@ class DataServer:
         done = wire.PutDone(message.request)
         if upload.came_by is not None:
             self._say_stored()
-            if self.local.send(upload.came_by, wire.encode([done])):
+            if self.local.send(upload.came_by, wire.encode([done])) and upload.is_awaited:
                 return
         stream.outbox.send(done)
 

@@ -31,7 +31,9 @@ class Upload:
     """An array on its way in: a byte buffer for each distinct box of this host, filled from its start to its end."""
 
     came_by: socket.socket | None = None
-    """The local socket by which its client reads the answer."""
+    """The local socket by which it came: who waits for it reads the answer there."""
+    is_awaited = False
+    """Whether somebody waits for it at once. Else the answer goes by the stream as well, which is always read."""
 
     def __init__(self, message: wire.PutOpen, plan: UploadPlan) -> None:
         self.message, self.plan = message, plan
@@ -90,6 +92,7 @@ class WholeUpload(Upload):
             _refuse(message, plan)
         self.message = msgspec.structs.replace(message, whole=())
         self.plan, self.size, self.missing, self.came_by = plan, plan.bytes, 0, local
+        self.is_awaited = local is not None
         self.buffers = [np.frombuffer(data, np.uint8).copy() for data in whole]
 
 

@@ -15,6 +15,7 @@ from pathways_ray.client.buffer import Upload
 from pathways_ray.client.core import ClientCore
 from pathways_ray.client.data_link import Sent
 from pathways_ray.client.living import LivingUploads
+from pathways_ray.client.local_reader import LocalReader
 from pathways_ray.client.session import Session
 from pathways_ray.client.slices import VirtualSlice
 from pathways_ray.errors import Failure
@@ -116,6 +117,7 @@ class Hosts:
         self.batches: list[list[int]] = []
         self.moved: list[Any] = []
         self._link, self._requests = Link(self), itertools.count(1)
+        self.reader, self.awaited = LocalReader(), dict[int, tuple[Callable[[], bool], Callable[[], None]]]()
         self.failure: Failure | None = None
         self.while_sending: Callable[[], Any] = lambda: None
         self.fetched: Callable[[int], Any] = lambda buffer: np.zeros(2, np.float32)
@@ -149,7 +151,7 @@ class Hosts:
     open = link_of
 
     def wake(self) -> None:
-        pass
+        self.reader.wake_all()
 
     look = wake
 

@@ -24,6 +24,7 @@ from pathways_ray.client.early import (
     MAX_UNDER_WAY,
 )
 from pathways_ray.client.events import Disconnected, Registered, Uploaded
+from pathways_ray.client.local_reader import LocalReader
 from pathways_ray.client.questions import await_there
 from pathways_ray.client.siblings import Results
 from pathways_ray.errors import Failure, from_failure
@@ -482,6 +483,7 @@ class Asked:
 
     def __init__(self, *known: int) -> None:
         self.known = known
+        self.reader, self.awaited = LocalReader(), dict[int, Any]()
         self.asked: list[tuple[list[int], set[int]]] = []
         self.opened: list[int] = []
 
@@ -490,6 +492,9 @@ class Asked:
 
     def open(self, host: int) -> None:
         self.opened.append(host)
+
+    def new_request(self) -> int:
+        return 1
 
     def await_values(
         self, buffers: Sequence[int], hosts: Sequence[int], is_over: Callable[[], bool], until: float | None
@@ -544,7 +549,7 @@ def test_the_outcome_is_waited_for_where_hosts_are_not_asked(why: str) -> None:
     made = sent(core, *{"many hosts": (0, 3, 4), "a host that was not spoken to": (0, 3)}.get(why, (0,)))
     if why == "an upload":
         made.upload = Upload({0})
-    assert not await_there(cast(DataLinks, data), core, made, lambda record: None)
+    assert not await_there(cast(DataLinks, data), core, made, lambda record: None, until=time.monotonic() + 0.01)
     assert not data.asked
     assert data.opened == ([3] if why == "a host that was not spoken to" else []), "so that it can be asked next time"
 

@@ -9,7 +9,9 @@ import os
 import queue
 import socket as socketlib
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,9 +26,10 @@ from pathways_ray.client import data_link, upload_turns
 from pathways_ray.client.array_pieces import ArrayFile, ArrayPipe, Fetching, FetchPlan
 from pathways_ray.client.buffer import BufferRecord
 from pathways_ray.client.buffer import Upload as UploadOfClient
+from pathways_ray.client.core import ClientCore
 from pathways_ray.client.data import DataLinks
-from pathways_ray.client.questions import Question, ask_whether_there, read
-from pathways_ray.errors import Failure, GraphError, HostLost, PathwaysError, SessionClosed
+from pathways_ray.client.questions import Question, ask_whether_there, await_there, read
+from pathways_ray.errors import Failure, GraphError, HostLost, PathwaysError, SessionClosed, from_failure
 from pathways_ray.executor.compile.compiler import Compiler
 from pathways_ray.executor.data import client_stream, fetches
 from pathways_ray.executor.data import server as data_server
@@ -758,6 +761,55 @@ def piped(socket: LocalSocket, request: int) -> Pipe:
     assert socket.send(encode(opening(request)), pipe.other)
     pipe.other = None
     return pipe
+
+
+def test_who_waits_for_a_big_array_is_told_where_it_reads_and_all_others_by_the_stream(host: Host, wire: Wire) -> None:
+    """Nobody may wait, and the local socket be read much later: what goes on with an upload needs its answer."""
+    door = local(wire)
+    piped(door, 1).write([LARGE])
+    assert answer(door) == wire.next() == PutDone(1)
+
+
+def test_a_thread_that_waits_for_an_upload_reads_the_answer_itself(host: Host, data: DataLinks) -> None:
+    """Here nothing of it comes by the stream."""
+    host.put(9, LARGE)
+    data.fetch(9, whole(LARGE_KIND), lambda: None)
+    (stream,) = host.server.streams
+    stream.outbox.send = lambda message: None  # type: ignore[method-assign]
+    core, told = ClientCore(SESSION, 1024), list[str]()
+    (record,) = core.new_buffers(1)
+
+    def acknowledge(upload: UploadOfClient, number: int, failure: Failure | None) -> None:
+        record.become_ready()
+        told.append(threading.current_thread().name)
+
+    where = LARGE_KIND, (("x",),), PLACED, slice_tag(SECRET, SESSION, PLACED)
+    record.upload = data.upload(record.id, LARGE, *where, acknowledge)
+    assert await_there(data, core, record, lambda record: None)
+    assert told == [threading.current_thread().name]
+
+
+def test_a_wait_for_an_upload_ends_with_its_failure_and_at_its_time(host: Host, data: DataLinks) -> None:
+    core = ClientCore(SESSION, 1024)
+    (record,) = core.new_buffers(1)
+    record.upload = UploadOfClient({0}, {0: 1})
+    assert not await_there(data, core, record, lambda record: None, until=time.monotonic() + 0.01)
+    waiting = ThreadPoolExecutor(1).submit(await_there, data, core, record, check_of(record))
+    until(lambda: bool(data.awaited))
+    record.fail(Failure("HostLost", "gone"))
+    data.look()
+    assert not waiting.result(LIMIT_S)
+    assert not data.awaited
+
+
+def check_of(record: BufferRecord) -> Callable[[BufferRecord], None]:
+    """The look of a wait, which raises the failure of an array."""
+
+    def check(_: BufferRecord) -> None:
+        if record.failure is not None:
+            raise from_failure(record.failure)
+
+    return check
 
 
 def test_a_pipe_that_ends_early_fails_its_upload_and_takes_nothing_of_the_quota(host: Host, wire: Wire) -> None:
