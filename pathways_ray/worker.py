@@ -264,6 +264,7 @@ def serve(answer: Callable[[bytes], bytes], limits: Limits, niceness: int = 0, c
         _, status = os.waitpid(child, 0)
         if not whole:
             _write(replies, (_LATE if late else _ENDED) + _how_it_ended(status, late, len(said), limits).encode())
+        del said
 
 
 def serve_alone(answer: Callable[[bytes], bytes], memory_bytes: int, cpu_s: int) -> None:

@@ -75,6 +75,16 @@ def test_a_fork_that_its_question_has_taken_over_may_say_what_is_no_text(worker:
     assert worker.ask(b"pass") == b"answer to pass"
 
 
+def test_a_fork_finds_nothing_of_the_question_before(worker: Worker) -> None:
+    worker.ask(b"'of the first one'")
+    code = (
+        "import sys\nheld = sys._getframe(2).f_locals.items()\n"
+        "found = [name for name, value in held if isinstance(value, bytes) and b'of the first one' in value]\n"
+        "assert found == ['question'], found"
+    )
+    assert worker.ask(code.encode()) == b"answer to " + code.encode()
+
+
 def test_a_worker_that_dies_is_started_again(worker: Worker) -> None:
     worker.ask(b"pass")
     assert worker._process is not None
