@@ -32,6 +32,9 @@ from pathways_ray.transport import neighbours
 from pathways_ray.transport.neighbours import Connection
 from pathways_ray.transport.shared_memory import aligned
 
+READ_AT_ONCE_BYTES = 1 << 20
+"""What has at most this size is read by the thread that hears of it: to wake another one takes as long."""
+
 
 class NearPulls:
     """This host's connections to those that it takes arrays from.
@@ -151,6 +154,8 @@ class NearPulls:
             self._fail(connection, name, _unequal(sum(there), sizes, arriving.sender))
             return
         read = functools.partial(self._read_kept, connection, name, arriving, places)
+        if sum(sizes) <= READ_AT_ONCE_BYTES:
+            return read()
         try:
             connection.work(read)
         except RuntimeError:  # there is no thread left but this one

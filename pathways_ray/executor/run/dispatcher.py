@@ -242,7 +242,11 @@ class Dispatcher:
         self.calls.end(session)
 
     def _inputs_arrived(self, sequence: int, barrier: int, values: list[Any]) -> None:
-        self.inbox.put([InputsArrived(sequence, barrier, failure_of(values, self.host)[1])])
+        """Goes on with a launch, in the thread that brought what it has waited for. A collective of several hosts would
+        keep that for as long as others compute."""
+        arrived = [InputsArrived(sequence, barrier, failure_of(values, self.host)[1])]
+        if self.multi_host or not self.inbox.handles_here(arrived):
+            self.inbox.put(arrived)
 
     # --- watchers -----------------------------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 
 from pathways_ray.executor.run.instructions import Event
 from pathways_ray.executor.threads import ending_with_process
+from pathways_ray.transport.messages import Drop
 
 
 class Read(tuple[Event, ...]):
@@ -59,13 +60,18 @@ class Inbox(queue.SimpleQueue[Sequence[Event]]):
             self._handled[source] += 1
 
     def read(self, batch: Sequence[Event], source: Source = FromScheduler) -> bool:
-        """Takes messages of one source, and handles a lone one, if all before it are; whether it did. For the thread
-        that reads them. While it handles one that takes long, as a collective does that runs within its call, nobody
-        reads: the end of the connection is seen only afterwards, and heartbeats go on, which are another thread's. So
-        entries of the log are left to the dispatcher: the loop that reads them serves clients as well, and would be
-        silent until all hosts have come to the collective."""
-        lone = len(batch) == 1 and source is FromScheduler
-        if lone and self._read[source] == self._handled[source] and self.handles_here(batch):
+        """Takes messages of one source, and handles a lone one, or one with a drop, if all before it are; whether it
+        did. For the thread that reads them. While it handles one that takes long, as a collective does that runs within
+        its call, nobody reads: the end of the connection is seen only afterwards, and heartbeats go on, which are
+        another thread's. So entries of the log are left to the dispatcher: the loop that reads them serves clients as
+        well, and would be silent until all hosts have come to the collective."""
+        lone = len(batch) == 1 or (len(batch) == 2 and Drop in map(type, batch))
+        if (
+            lone
+            and source is FromScheduler
+            and self._read[source] == self._handled[source]
+            and self.handles_here(batch)
+        ):
             return True
         self._read[source] += 1
         left = source(batch)

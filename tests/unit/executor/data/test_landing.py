@@ -12,7 +12,7 @@ import pytest
 
 from pathways_ray.errors import Failure
 from pathways_ray.executor.compile.compiler import Compiler
-from pathways_ray.executor.data import edges, near_offers
+from pathways_ray.executor.data import edges, near_offers, near_pulls
 from pathways_ray.executor.data.arriving import Landing
 from pathways_ray.executor.data.device_transfer import DeviceTransfer
 from pathways_ray.executor.data.edges import Incoming, Outgoing
@@ -179,6 +179,7 @@ def test_what_comes_twice_is_read_once_and_fails(monkeypatch: pytest.MonkeyPatch
         return all(keep(self, connection, name, offer) for _ in range(2))
 
     with monkeypatch.context() as patched:
+        patched.setattr(near_pulls, "READ_AT_ONCE_BYTES", 0)
         patched.setattr(peer_memory.PeerMemory, "read", waits)
         patched.setattr(near_offers.NearOffers, "_keep", twice)
         pulled = moves.incoming.post(2, moves.receiver)
@@ -192,3 +193,23 @@ def test_what_comes_twice_is_read_once_and_fails(monkeypatch: pytest.MonkeyPatch
     assert len(begun) <= 1
     values, arrays = moves.run(3)
     np.testing.assert_array_equal(np.asarray(arrays[0]), values[0])
+
+
+def test_what_is_read_at_once_is_not_read_again_where_it_comes_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    moves = Moves([ArrayType((400, 320), "float32")], ROWS, COLUMNS, joins=False)
+    moves.run(1)
+    reading, begun, keep = peer_memory.PeerMemory.read, list[int](), near_offers.NearOffers._keep
+
+    def counted(self: peer_memory.PeerMemory, *args: Any) -> None:
+        begun.append(1)
+        reading(self, *args)
+
+    def twice(self: near_offers.NearOffers, connection: Any, name: int, offer: Any) -> bool:
+        return all(keep(self, connection, name, offer) for _ in range(2))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(peer_memory.PeerMemory, "read", counted)
+        patched.setattr(near_offers.NearOffers, "_keep", twice)
+        values, arrays = moves.run(2)
+    np.testing.assert_array_equal(np.asarray(arrays[0]), values[0])
+    assert begun == [1]

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from pathways_ray.executor.run.inbox import FromLog, FromScheduler, Inbox
-from pathways_ray.transport.messages import Drop
+from pathways_ray.transport.messages import Drop, DropProgram
 
-ONE, TWO, THREE, FOUR = (Drop(1, (number,)) for number in range(1, 5))
+ONE, TWO, THREE, FOUR = (DropProgram(1, number) for number in range(1, 5))
+DROP = Drop(1, (1,))
 
 
 @pytest.fixture
@@ -32,6 +33,14 @@ def test_a_lone_message_is_handled_by_who_reads_it(inbox: Inbox, seen: list[Any]
     assert inbox.read([TWO])
     assert seen == [ONE, TWO]
     assert inbox.empty()
+
+
+@pytest.mark.parametrize("batch", [[ONE, DROP], [DROP, ONE]])
+def test_so_is_one_that_comes_with_a_drop(inbox: Inbox, seen: list[Any], batch: list[Any]) -> None:
+    """As in a loop that moves an array in each turn, and drops that of the one before."""
+    assert inbox.read(batch)
+    assert not inbox.read([*batch, DROP])
+    assert seen == batch
 
 
 def test_entries_of_the_log_are_left_to_the_dispatcher(inbox: Inbox, seen: list[Any]) -> None:
