@@ -134,6 +134,14 @@ class Connection:
         except OSError:
             self.end()
 
+    def send_at_once(self, message: bytes) -> bool:
+        """Sends a message, unless the other end has many to take or is gone; whether it did."""
+        try:
+            self._send(message, None, socket.MSG_DONTWAIT)
+        except OSError:
+            return False
+        return True
+
     def _send_later(self, message: bytes, pipe: socket.socket | None) -> None:
         try:
             self._send(message, pipe, 0)

@@ -17,6 +17,7 @@ from pathways_ray.executor.data.failure_texts import OF_A_PEER, error_text, fail
 from pathways_ray.executor.data.near_messages import (
     ASK,
     FAILED,
+    FORGET,
     HERE,
     KEPT,
     NAMED,
@@ -24,6 +25,7 @@ from pathways_ray.executor.data.near_messages import (
     PLACE,
     SIZE,
     TAKEN,
+    UNASKED,
     UNREAD,
     PeerKey,
 )
@@ -37,6 +39,12 @@ MAX_FAILURES = 1 << 12
 of it otherwise, too."""
 
 
+MAX_UNASKED = 32
+"""Offers that one receiver is sent unasked and has not taken yet; further ones wait until they are asked for."""
+
+_AS_UNASKED = {kind: unasked for unasked, kind in UNASKED.items()}
+
+
 class _Offer(NamedTuple):
     """An offer of a host to another one: arrays, or the failure in their place. `ready`: all are computed."""
 
@@ -47,7 +55,8 @@ class _Offer(NamedTuple):
 
 
 class _Kept(NamedTuple):
-    """An offer that its receiver reads out of this process's memory, or does not: then it has a pipe."""
+    """An offer that its receiver reads out of this process's memory, or does not: then it has a pipe; or that it was
+    sent unasked."""
 
     offer: _Offer
     parts: Sequence[np.ndarray[Any, Any]]
@@ -84,7 +93,7 @@ class NearOffers:
         with self._changing:
             self._offers[name] = _Offer(receiver, arrays, None, ready)
         if ready:
-            self._answer(name)
+            self._give(name)
         else:
             self._computed.add(name, 0, list(arrays))
 
@@ -102,6 +111,9 @@ class NearOffers:
             self._failed[name] = _Offer(receiver, (), failure, True)
             if len(self._failed) > MAX_FAILURES:
                 self._failed.popitem(last=False)
+            told = [connection for connection, kept in self._kept.items() if name in kept]
+        for connection in told:
+            connection.send(NAMED.pack(FORGET, name))
         self._computed.drop(name)
         self._answer(name)
 
@@ -119,6 +131,23 @@ class NearOffers:
             if offer is None:
                 return
             self._offers[name] = offer._replace(ready=True)
+        self._give(name)
+
+    def _give(self, name: int) -> None:
+        """Sends what is there to a receiver that has asked for something before, and answers others once they ask."""
+        with self._changing:
+            offer, known = self._offers.get(name), None
+            if offer is not None and not (name in self._asked or name in self._failed) and _may_go_unasked(offer):
+                known = next((one for one, key in self._receivers.items() if key == offer.receiver), None)
+            if known is None or len(self._kept[known]) >= MAX_UNASKED:
+                offer = None
+            else:
+                del self._offers[name]
+        if offer is not None and known is not None:
+            if self._keep(known, name, offer, unasked=True):
+                return
+            with self._changing:
+                self._offers[name] = offer
         self._answer(name)
 
     def _answer(self, name: int) -> None:
@@ -137,23 +166,34 @@ class NearOffers:
         elif not self._keep(connection, name, offer):
             self._pipe(connection, name, offer)
 
-    def _keep(self, connection: Connection, name: int, offer: _Offer) -> bool:
-        """Says where the arrays are, and keeps them until the receiver has read them; false where a pipe is the way."""
+    def _keep(self, connection: Connection, name: int, offer: _Offer, unasked: bool = False) -> bool:
+        """Says where the arrays are, or what is in small ones that go `unasked`, and keeps them until the receiver has
+        them; false where a pipe is the way, or where they have failed."""
         try:
             parts = _parts(offer.arrays)
         except Exception:  # `_send` says so
             return False
-        places = places_of(parts)
-        if places is None or NAMED.size + PLACE.size * len(places) > MAX_PACKET_BYTES:
-            return False
+        kind, size = KEPT, NAMED.size + sum(part.nbytes for part in parts)
+        if unasked and size <= MAX_PACKET_BYTES:
+            kind, said = HERE, b"".join(part.tobytes() for part in parts)
+        else:
+            places = places_of(parts)
+            if places is None or NAMED.size + PLACE.size * len(places) > MAX_PACKET_BYTES:
+                return False
+            said = b"".join(PLACE.pack(*place) for place in places)
         with self._changing:
             kept = self._kept.get(connection)
             if kept is None:  # it has ended, and nobody waits
                 return True
-            if connection in self._by_pipe:
+            if kind == KEPT and connection in self._by_pipe:
                 return False
             kept[name] = _Kept(offer, parts)
-        connection.send(NAMED.pack(KEPT, name) + b"".join(PLACE.pack(*place) for place in places))
+        if not unasked:
+            connection.send(NAMED.pack(kind, name) + said)
+        elif not connection.send_at_once(NAMED.pack(_AS_UNASKED[kind], name) + said):  # no later: it might be forgotten
+            with self._changing:
+                kept.pop(name, None)
+            return False
         return True
 
     def _pipe(self, connection: Connection, name: int, offer: _Offer) -> None:
@@ -191,10 +231,11 @@ class NearOffers:
         if kind == ASK and pipe is None:
             with self._changing:
                 self._asked[name] = connection
-            self._answer(name)
+            self._answer(name)  # unless it is sent unasked just now
             return
         with self._changing:
             kept = self._kept.get(connection, {}).pop(name, None)
+            self._asked.pop(name, None)
             if kind == UNREAD:
                 self._by_pipe.add(connection)
         if kept is None or kind not in (TAKEN, UNREAD) or pipe is not None:
@@ -217,6 +258,12 @@ class NearOffers:
                     del offers[name]
                     self._computed.drop(name)
             return [one for one, key in self._receivers.items() if key in gone]
+
+
+def _may_go_unasked(offer: _Offer) -> bool:
+    """Whether it takes no more memory to have arrays ready for who reads them."""
+    size = sum(one.nbytes for one in offer.arrays)
+    return size <= MAX_PACKET_BYTES or all(where.platform == "cpu" for where in offer.arrays[0].devices())
 
 
 def _parts(arrays: Sequence[jax.Array]) -> list[np.ndarray[Any, Any]]:

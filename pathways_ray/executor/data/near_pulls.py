@@ -18,6 +18,7 @@ from pathways_ray.executor.data.failure_texts import failure_in
 from pathways_ray.executor.data.near_messages import (
     ASK,
     FAILED,
+    FORGET,
     HERE,
     KEPT,
     NAMED,
@@ -25,6 +26,7 @@ from pathways_ray.executor.data.near_messages import (
     PLACE,
     SIZE,
     TAKEN,
+    UNASKED,
     UNREAD,
     PeerKey,
 )
@@ -48,6 +50,8 @@ class NearPulls:
         self._changing = threading.Lock()
         self._senders: dict[PeerKey, Connection] = {}
         self._awaited: dict[Connection, dict[int, Arriving]] = {}
+        self._unasked: dict[Connection, dict[int, bytes]] = {}
+        """What came before it was asked for, and waits for that; senders bound it."""
 
     def pull(
         self,
@@ -72,7 +76,11 @@ class NearPulls:
                 arriving.fail(lost(sender[0]))
                 return [arriving]
             awaited[name] = arriving
-        connection.send(NAMED.pack(ASK, name))
+            came = self._unasked[connection].pop(name, None)
+        if came is None:
+            connection.send(NAMED.pack(ASK, name))
+        else:
+            self._take(connection, came[:1], name, came, arriving, wakes=True)
         if arriving.rooms:  # this thread waits: it makes the arrays sooner than who reads
             try:
                 arriving.make(arriving.rooms)
@@ -88,22 +96,42 @@ class NearPulls:
             if found is None or found not in self._awaited:
                 name = neighbours.name_of(address, self._secret)
                 found = self._senders[peer] = Connection.to(name, self._take_answer, self._sender_ended)
-                self._awaited[found] = {}
+                self._awaited[found], self._unasked[found] = {}, {}
         return found
 
     def _take_answer(self, connection: Connection, message: bytes, pipe: socket.socket | None) -> None:
         kind, name = NAMED.unpack_from(message) if len(message) >= NAMED.size else (b"", 0)
         with self._changing:
-            arriving = self._awaited.get(connection, {}).get(name)
-        if arriving is None:
-            if kind == KEPT:  # nobody waits for it any more
-                connection.send(NAMED.pack(TAKEN, name))
-            return
+            arriving, unasked = self._awaited.get(connection, {}).get(name), self._unasked.get(connection, {})
+            if arriving is None and kind in UNASKED:
+                unasked[name] = message
+            forgets = kind == FORGET and unasked.pop(name, None) is not None
+        if forgets or (arriving is None and kind == KEPT):  # nobody waits for it any more
+            connection.send(NAMED.pack(TAKEN, name))
+        if arriving is not None and kind != FORGET:
+            self._take(connection, kind, name, message, arriving, pipe)
+
+    def _take(
+        self,
+        connection: Connection,
+        kind: bytes,
+        name: int,
+        message: bytes,
+        arriving: Arriving,
+        pipe: socket.socket | None = None,
+        wakes: bool = False,
+    ) -> None:
+        """Takes what a sender says of arrays that are waited for.
+
+        Args:
+            wakes: whether another thread reads also what is small.
+        """
         if kind != FAILED:
             if arriving.filling:  # by no host of this runtime: arrays that are in use would change
                 connection.end()
                 return
             arriving.filling = True
+        is_unasked, kind = kind in UNASKED, UNASKED.get(kind, kind)
         landing = arriving.landing
         sizes, size = landing.sizes, len(message) - NAMED.size
         if kind == PIPED and pipe is not None and size == SIZE.size:
@@ -119,7 +147,7 @@ class NearPulls:
         if kind == PIPED and pipe is None:
             self._fail(connection, name, f"this process has no descriptor left for what host {arriving.sender} sends")
         elif kind == KEPT and size % PLACE.size == 0:
-            self._take_kept(connection, name, arriving, list(PLACE.iter_unpack(message[NAMED.size :])))
+            self._take_kept(connection, name, arriving, list(PLACE.iter_unpack(message[NAMED.size :])), wakes)
         elif kind == FAILED:
             text = message[NAMED.size :].decode(errors="replace")
             self._over(connection, name, failure_in(text) or Failure("ExecutionError", text, host=arriving.sender))
@@ -130,6 +158,8 @@ class NearPulls:
                 part[:] = whole[start : start + len(part)]
                 start += len(part)
             self._over(connection, name, rooms)
+            if is_unasked:
+                connection.send(NAMED.pack(TAKEN, name))
         else:
             self._fail(connection, name, _unequal(size, sizes, arriving.sender))
 
@@ -146,7 +176,12 @@ class NearPulls:
                 self._over(connection, name, rooms)
 
     def _take_kept(
-        self, connection: Connection, name: int, arriving: Arriving, places: Sequence[tuple[int, int]]
+        self,
+        connection: Connection,
+        name: int,
+        arriving: Arriving,
+        places: Sequence[tuple[int, int]],
+        wakes: bool,
     ) -> None:
         sizes = arriving.landing.sizes
         if (there := [size for _, size in places]) != sizes:
@@ -154,7 +189,7 @@ class NearPulls:
             self._fail(connection, name, _unequal(sum(there), sizes, arriving.sender))
             return
         read = functools.partial(self._read_kept, connection, name, arriving, places)
-        if sum(sizes) <= READ_AT_ONCE_BYTES:
+        if sum(sizes) <= READ_AT_ONCE_BYTES and not wakes:
             return read()
         try:
             connection.work(read)
@@ -201,6 +236,7 @@ class NearPulls:
     def _sender_ended(self, connection: Connection) -> None:
         with self._changing:
             awaited = self._awaited.pop(connection, {})
+            self._unasked.pop(connection, None)
         for arriving in awaited.values():
             arriving.fail(lost(arriving.sender))
         self._arrived()

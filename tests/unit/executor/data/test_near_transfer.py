@@ -70,6 +70,21 @@ class Pair:
         near: Any = self.sender._near
         return near.offers
 
+    def acquaint(self) -> None:
+        """Has the receiver ask for something: from then on it is sent what is there unasked."""
+        name = self.name()
+        self.sender.serve(name, [jax.device_put(np.float32(1))])
+        came(self.pull(name, np.float32(1)))
+
+    def kept(self) -> list[int]:
+        """The names of what the sender keeps for the receiver."""
+        return [name for kept in self.near()._kept.values() for name in kept]
+
+    def unasked(self) -> list[int]:
+        """The names of what has come to the receiver, and was not asked for yet."""
+        near: Any = self.receiver._near
+        return [name for unasked in near.pulls._unasked.values() for name in unasked]
+
 
 @pytest.fixture(params=["read", "piped"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
@@ -126,6 +141,88 @@ def test_arrays_come_bit_for_bit(pair: Pair, values: list[np.ndarray], asked_fir
     assert pair.arrivals.acquire(timeout=10), "who waits is told"
 
 
+@pytest.mark.parametrize("values", VALUES.values(), ids=VALUES)
+def test_they_come_unasked_where_the_receiver_is_known(pair: Pair, way: str, values: list[np.ndarray]) -> None:
+    pair.acquaint()
+    name, is_small = pair.name(), sum(value.nbytes for value in values) <= neighbours.MAX_PACKET_BYTES - 9
+    pair.sender.serve(name, [jax.device_put(value) for value in values])
+    if way == "read" or is_small:
+        until(lambda: len(pair.unasked()) == 1, "nothing came unasked")
+    found = came(pair.pull(name, *values))
+    assert isinstance(found, list)
+    for one, value in zip(found, values, strict=True):
+        assert (one.shape, one.dtype) == (value.shape, value.dtype)
+        assert np.asarray(one).tobytes() == np.asarray(value).tobytes()
+    until(lambda: not pair.kept(), "the sender keeps what was taken")
+    near = pair.near()
+    assert (pair.unasked(), near._offers, near._asked) == ([], {}, {})
+
+
+def test_what_is_computed_later_comes_unasked_too(pair: Pair) -> None:
+    pair.acquaint()
+    name, value = pair.name(), np.ones((1024, 1024), np.float32)
+    pair.sender.serve(name, [jax.jit(lambda x: x @ x @ x @ x)(value)])
+    (found,) = came(pair.pull(name, value))  # type: ignore[misc]
+    np.testing.assert_array_equal(np.asarray(found), 2.0**30)
+    until(lambda: not pair.kept(), "the sender keeps what was taken")
+
+
+def test_few_are_sent_unasked_and_the_others_wait_until_they_are_asked_for(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(near_offers, "MAX_UNASKED", 2)
+    pair.acquaint()
+    values = {pair.name(): np.full(3, k, np.float32) for k in range(5)}
+    for name, value in values.items():
+        pair.sender.serve(name, [jax.device_put(value)])
+    until(lambda: len(pair.unasked()) == 2, "nothing came unasked")
+    assert len(pair.near()._offers) == 3
+    for name, value in values.items():
+        (found,) = came(pair.pull(name, value))  # type: ignore[misc]
+        np.testing.assert_array_equal(np.asarray(found), value)
+    until(lambda: not pair.kept(), "the sender keeps what was taken")
+
+
+@pytest.mark.parametrize("can", [True, False])
+@pytest.mark.parametrize("size", [3, MIB])
+def test_who_asks_while_something_is_sent_unasked_gets_it_once(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, size: int, can: bool
+) -> None:
+    """Also where it could not be sent after all."""
+    pair.acquaint()
+    name, value = pair.name(), np.arange(size, dtype=np.float32)
+    at_once, answer, asks = neighbours.Connection.send_at_once, near_offers.NearOffers._answer, threading.Event()
+    arriving: list[Arriving] = []
+
+    def answers(offers: near_offers.NearOffers, number: int) -> None:
+        asks.set()
+        answer(offers, number)
+
+    def sends(connection: neighbours.Connection, message: bytes) -> bool:
+        arriving.append(pair.pull(name, value))
+        assert asks.wait(10), "the receiver did not ask"
+        return can and at_once(connection, message)
+
+    monkeypatch.setattr(near_offers.NearOffers, "_answer", answers)
+    monkeypatch.setattr(neighbours.Connection, "send_at_once", sends)
+    pair.sender.serve(name, [jax.device_put(value)])
+    if not arriving:
+        arriving.append(pair.pull(name, value))  # what is big is not sent unasked by pipes
+    (found,) = came(arriving[0])  # type: ignore[misc]
+    np.testing.assert_array_equal(np.asarray(found), value)
+    until(lambda: not pair.kept(), "the sender keeps what was taken")
+    assert (pair.unasked(), pair.near()._asked) == ([], {})
+
+
+def test_what_came_unasked_goes_with_its_sender(pair: Pair) -> None:
+    pair.acquaint()
+    name, value = pair.name(), np.ones(3, np.float32)
+    pair.sender.serve(name, [jax.device_put(value)])
+    until(lambda: len(pair.unasked()) == 1, "nothing came unasked")
+    pair.receiver.set_peers(pair.peers[1:])
+    until(lambda: not (pair.unasked() or pair.kept()), "it stays")
+
+
 def test_columns_in_memory_come_as_rows(pair: Pair) -> None:
     from jax.experimental.layout import Format, Layout
 
@@ -175,6 +272,7 @@ def test_a_failure_comes_in_place_of_arrays(pair: Pair) -> None:
     assert came(pair.pull(after, value)) == LOST
     pair.sender.serve(replaced, [jax.device_put(value)])
     pair.sender.take_back(replaced, [], LOST)
+    until(lambda: not pair.unasked() and not pair.kept(), "what came unasked is not forgotten")
     assert came(pair.pull(replaced, value)) == LOST
 
 
