@@ -60,6 +60,7 @@ class _Kept(NamedTuple):
 
     offer: _Offer
     parts: Sequence[np.ndarray[Any, Any]]
+    unasked: bool = False
 
 
 class NearOffers:
@@ -136,19 +137,37 @@ class NearOffers:
     def _give(self, name: int) -> None:
         """Sends what is there to a receiver that has asked for something before, and answers others once they ask."""
         with self._changing:
-            offer, known = self._offers.get(name), None
-            if offer is not None and not (name in self._asked or name in self._failed) and _may_go_unasked(offer):
-                known = next((one for one, key in self._receivers.items() if key == offer.receiver), None)
-            if known is None or len(self._kept[known]) >= MAX_UNASKED:
-                offer = None
-            else:
-                del self._offers[name]
-        if offer is not None and known is not None:
-            if self._keep(known, name, offer, unasked=True):
-                return
-            with self._changing:
-                self._offers[name] = offer
-        self._answer(name)
+            offer = self._offers.get(name)
+            known = [one for one, key in self._receivers.items() if offer is not None and key == offer.receiver]
+        if offer is None or not known or not self._sent_unasked(known[0], name, offer):
+            self._answer(name)
+
+    def _sent_unasked(self, connection: Connection, name: int, offer: _Offer) -> bool:
+        """Sends an offer that nobody has asked for; false where that cannot be, or not now."""
+        try:
+            if not _may_go_unasked(offer):
+                return False
+            parts = _parts(offer.arrays)
+        except Exception:  # `_send` says so
+            return False
+        kind, said = HERE, b""
+        if NAMED.size + sum(part.nbytes for part in parts) <= MAX_PACKET_BYTES:
+            said = b"".join(part.tobytes() for part in parts)
+        else:
+            kind, places = KEPT, places_of(parts)
+            if places is None or NAMED.size + PLACE.size * len(places) > MAX_PACKET_BYTES:
+                return False
+            said = b"".join(PLACE.pack(*place) for place in places)
+        with self._changing:  # in one step: it may be taken back or asked for, and its receiver may be lost
+            kept = self._kept.get(connection)
+            if kept is None or len(kept) >= MAX_UNASKED or (kind == KEPT and connection in self._by_pipe):
+                return False
+            if self._offers.get(name) is not offer or name in self._asked or name in self._failed:
+                return False
+            if not connection.send_at_once(NAMED.pack(_AS_UNASKED[kind], name) + said):
+                return False
+            kept[name] = _Kept(self._offers.pop(name), parts, unasked=True)
+        return True
 
     def _answer(self, name: int) -> None:
         """Answers who has asked for a name, if it is there."""
@@ -166,34 +185,23 @@ class NearOffers:
         elif not self._keep(connection, name, offer):
             self._pipe(connection, name, offer)
 
-    def _keep(self, connection: Connection, name: int, offer: _Offer, unasked: bool = False) -> bool:
-        """Says where the arrays are, or what is in small ones that go `unasked`, and keeps them until the receiver has
-        them; false where a pipe is the way, or where they have failed."""
+    def _keep(self, connection: Connection, name: int, offer: _Offer) -> bool:
+        """Says where the arrays are, and keeps them until the receiver has read them; false where a pipe is the way."""
         try:
             parts = _parts(offer.arrays)
         except Exception:  # `_send` says so
             return False
-        kind, size = KEPT, NAMED.size + sum(part.nbytes for part in parts)
-        if unasked and size <= MAX_PACKET_BYTES:
-            kind, said = HERE, b"".join(part.tobytes() for part in parts)
-        else:
-            places = places_of(parts)
-            if places is None or NAMED.size + PLACE.size * len(places) > MAX_PACKET_BYTES:
-                return False
-            said = b"".join(PLACE.pack(*place) for place in places)
+        places = places_of(parts)
+        if places is None or NAMED.size + PLACE.size * len(places) > MAX_PACKET_BYTES:
+            return False
         with self._changing:
             kept = self._kept.get(connection)
             if kept is None:  # it has ended, and nobody waits
                 return True
-            if kind == KEPT and connection in self._by_pipe:
+            if connection in self._by_pipe:
                 return False
             kept[name] = _Kept(offer, parts)
-        if not unasked:
-            connection.send(NAMED.pack(kind, name) + said)
-        elif not connection.send_at_once(NAMED.pack(_AS_UNASKED[kind], name) + said):  # no later: it might be forgotten
-            with self._changing:
-                kept.pop(name, None)
-            return False
+        connection.send(NAMED.pack(KEPT, name) + b"".join(PLACE.pack(*place) for place in places))
         return True
 
     def _pipe(self, connection: Connection, name: int, offer: _Offer) -> None:
@@ -245,10 +253,17 @@ class NearOffers:
 
     def _receiver_ended(self, connection: Connection) -> None:
         with self._changing:
-            self._receivers.pop(connection, None)
-            self._kept.pop(connection, None)
+            is_up = self._receivers.pop(connection, None) is not None
+            kept = self._kept.pop(connection, {})
+            # A receiver that is not lost asks again, by another connection, for what it did not take.
+            again = {
+                name: one.offer for name, one in kept.items() if is_up and one.unasked and name not in self._failed
+            }
+            self._offers.update(again)
             self._by_pipe.discard(connection)
             self._asked = {name: other for name, other in self._asked.items() if other is not connection}
+        for name in again:
+            self._answer(name)
 
     def lose(self, gone: Collection[PeerKey]) -> list[Connection]:
         """Lets go of what is for hosts that are gone; returns the connections of these."""
@@ -257,13 +272,17 @@ class NearOffers:
                 for name in [name for name, offer in offers.items() if offer.receiver in gone]:
                     del offers[name]
                     self._computed.drop(name)
-            return [one for one, key in self._receivers.items() if key in gone]
+            ended = [one for one, key in self._receivers.items() if key in gone]
+            self._receivers.update(dict.fromkeys(ended))  # or their ends would bring back what was for them
+            return ended
 
 
 def _may_go_unasked(offer: _Offer) -> bool:
     """Whether it takes no more memory to have arrays ready for who reads them."""
-    size = sum(one.nbytes for one in offer.arrays)
-    return size <= MAX_PACKET_BYTES or all(where.platform == "cpu" for where in offer.arrays[0].devices())
+    if sum(one.nbytes for one in offer.arrays) <= MAX_PACKET_BYTES:
+        return True
+    devices: set[Any] = offer.arrays[0].sharding.device_set
+    return all(device.platform == "cpu" for device in devices)
 
 
 def _parts(arrays: Sequence[jax.Array]) -> list[np.ndarray[Any, Any]]:

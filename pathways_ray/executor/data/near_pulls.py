@@ -77,9 +77,9 @@ class NearPulls:
                 return [arriving]
             awaited[name] = arriving
             came = self._unasked[connection].pop(name, None)
-        if came is None:
-            connection.send(NAMED.pack(ASK, name))
-        else:
+            if came is None:  # before what comes unasked meanwhile is taken
+                connection.send(NAMED.pack(ASK, name))
+        if came is not None:
             self._take(connection, came[:1], name, came, arriving, wakes=True)
         if arriving.rooms:  # this thread waits: it makes the arrays sooner than who reads
             try:
@@ -131,7 +131,9 @@ class NearPulls:
                 connection.end()
                 return
             arriving.filling = True
-        is_unasked, kind = kind in UNASKED, UNASKED.get(kind, kind)
+        if UNASKED.get(kind) == HERE:
+            connection.send(NAMED.pack(TAKEN, name))
+        kind = UNASKED.get(kind, kind)
         landing = arriving.landing
         sizes, size = landing.sizes, len(message) - NAMED.size
         if kind == PIPED and pipe is not None and size == SIZE.size:
@@ -152,14 +154,15 @@ class NearPulls:
             text = message[NAMED.size :].decode(errors="replace")
             self._over(connection, name, failure_in(text) or Failure("ExecutionError", text, host=arriving.sender))
         elif kind == HERE and size == sum(sizes):
-            rooms, whole = _rooms(arriving), np.frombuffer(message, np.uint8)
+            try:
+                rooms, whole = _rooms(arriving), np.frombuffer(message, np.uint8)
+            except MemoryError as error:
+                return self._fail(connection, name, f"{type(error).__name__}: {error}")
             start = NAMED.size
             for part in landing.buffers(rooms):
                 part[:] = whole[start : start + len(part)]
                 start += len(part)
             self._over(connection, name, rooms)
-            if is_unasked:
-                connection.send(NAMED.pack(TAKEN, name))
         else:
             self._fail(connection, name, _unequal(size, sizes, arriving.sender))
 
@@ -207,10 +210,11 @@ class NearPulls:
             connection.send(NAMED.pack(UNREAD, name))
             return
         except Exception as error:  # there is no memory
+            connection.send(NAMED.pack(TAKEN, name))
             self._fail(connection, name, f"{type(error).__name__}: {error}")
         else:
+            connection.send(NAMED.pack(TAKEN, name))  # first: what waits for the arrays may go on in this thread
             self._over(connection, name, rooms)
-        connection.send(NAMED.pack(TAKEN, name))
 
     def _fail(self, connection: Connection, name: int, text: str) -> None:
         self._over(connection, name, Failure("ExecutionError", text, "transfer", "", self.host))

@@ -242,11 +242,16 @@ class Dispatcher:
         self.calls.end(session)
 
     def _inputs_arrived(self, sequence: int, barrier: int, values: list[Any]) -> None:
-        """Goes on with a launch, in the thread that brought what it has waited for. A collective of several hosts would
-        keep that for as long as others compute."""
+        """Goes on with a launch. The thread that brought what it has waited for does so, if what follows is brief: it
+        may be the one that hears of all that a host sends. A collective of several hosts would keep that for as long as
+        others compute."""
         arrived = [InputsArrived(sequence, barrier, failure_of(values, self.host)[1])]
-        if self.multi_host or not self.inbox.handles_here(arrived):
+        running = None if self.multi_host else self.driver.running.get(sequence)  # in whatever thread
+        is_brief = running is not None and running[0].is_brief and self.under_way().leaves_room(running[0])
+        if not (is_brief and self.inbox.handles_here(arrived)):
             self.inbox.put(arrived)
+        elif self.reports.left_s() is not None:
+            self.inbox.put(())  # the dispatcher looks at the time
 
     # --- watchers -----------------------------------------------------------------------------------------------------
 

@@ -191,27 +191,60 @@ def test_who_asks_while_something_is_sent_unasked_gets_it_once(
     """Also where it could not be sent after all."""
     pair.acquaint()
     name, value = pair.name(), np.arange(size, dtype=np.float32)
-    at_once, answer, asks = neighbours.Connection.send_at_once, near_offers.NearOffers._answer, threading.Event()
-    arriving: list[Arriving] = []
-
-    def answers(offers: near_offers.NearOffers, number: int) -> None:
-        asks.set()
-        answer(offers, number)
+    at_once, arriving = neighbours.Connection.send_at_once, list[Arriving]()
 
     def sends(connection: neighbours.Connection, message: bytes) -> bool:
         arriving.append(pair.pull(name, value))
-        assert asks.wait(10), "the receiver did not ask"
         return can and at_once(connection, message)
 
-    monkeypatch.setattr(near_offers.NearOffers, "_answer", answers)
     monkeypatch.setattr(neighbours.Connection, "send_at_once", sends)
     pair.sender.serve(name, [jax.device_put(value)])
     if not arriving:
         arriving.append(pair.pull(name, value))  # what is big is not sent unasked by pipes
     (found,) = came(arriving[0])  # type: ignore[misc]
     np.testing.assert_array_equal(np.asarray(found), value)
-    until(lambda: not pair.kept(), "the sender keeps what was taken")
-    assert (pair.unasked(), pair.near()._asked) == ([], {})
+    until(lambda: not (pair.kept() or pair.near()._asked), "the sender keeps what was taken")
+    assert not pair.unasked()
+
+
+def test_what_came_unasked_is_asked_for_again_where_only_the_connection_has_ended(pair: Pair) -> None:
+    pair.acquaint()
+    name, value = pair.name(), np.arange(3, dtype=np.float32)
+    pair.sender.serve(name, [jax.device_put(value)])
+    until(lambda: len(pair.unasked()) == 1, "nothing came unasked")
+    (connection,) = pair.near()._receivers
+    connection.end()
+    until(lambda: not (pair.unasked() or pair.kept()), "it stays")
+    (found,) = came(pair.pull(name, value))  # type: ignore[misc]
+    np.testing.assert_array_equal(np.asarray(found), value)
+
+
+@pytest.mark.parametrize("size", [3, MIB])
+@pytest.mark.parametrize("how", ["taken back", "its receiver is lost"])
+def test_what_is_not_wanted_any_more_just_before_it_is_sent_unasked_is_not_sent(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, size: int, how: str
+) -> None:
+    pair.acquaint()
+    name, parts = pair.name(), near_offers._parts
+
+    def ends(arrays: Any) -> Any:
+        pair.sender.take_back(name, [], LOST) if how == "taken back" else pair.sender.set_peers(pair.peers[:1])
+        return parts(arrays)
+
+    monkeypatch.setattr(near_offers, "_parts", ends)
+    pair.sender.serve(name, [jax.device_put(np.ones(size, np.float32))])
+    assert (pair.kept(), pair.near()._offers, pair.unasked()) == ([], {}, [])
+
+
+def test_what_does_not_fit_what_was_sent_unasked_is_an_error_and_the_sender_keeps_nothing(pair: Pair) -> None:
+    pair.acquaint()
+    for size in (3, MIB):
+        name = pair.name()
+        pair.sender.serve(name, [jax.device_put(np.ones(size, np.float32))])
+        failure = came(pair.pull(name, np.ones(5, np.float32)))
+        assert isinstance(failure, Failure)
+        assert "in place of arrays of 20" in failure.message
+        until(lambda: not pair.kept(), "the sender keeps what was taken")
 
 
 def test_what_came_unasked_goes_with_its_sender(pair: Pair) -> None:

@@ -6,7 +6,7 @@ import itertools
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -28,7 +28,7 @@ from pathways_ray.executor.data.device_transfer import DeviceTransfer
 from pathways_ray.executor.profiling.profiler import LaunchTrace
 from pathways_ray.executor.run import dispatcher as dispatcher_module
 from pathways_ray.executor.run.dispatcher import NOTED_AFTER_S, Dispatcher
-from pathways_ray.executor.run.instructions import Called, Handed
+from pathways_ray.executor.run.instructions import Called, Handed, InputsArrived
 from pathways_ray.executor.run.parts import Keeps
 from pathways_ray.executor.run.prepared import BRIEF_S, LONG_WAIT_S
 from pathways_ray.executor.run.watchers import Watched, Watcher
@@ -59,6 +59,7 @@ from pathways_ray.transport.messages import (
 )
 from pathways_ray.transport.messages import Served as ServedOnes
 from tests.unit.helpers import SCALAR, Sketch
+from tests.waiting import until
 
 LIMIT_S = 60.0
 
@@ -675,6 +676,44 @@ def test_launches_wait_at_a_barrier_for_the_data_of_another_host(pair: tuple[Ser
     assert [int(np.asarray(receiver.store.get(1, k))) for k in (10, 19)] == [3, 3]
 
 
+def test_a_launch_that_goes_on_with_what_has_come_is_reported_where_its_value_is_asked_for(
+    pair: tuple[Served, Served],
+) -> None:
+    """Also where nothing else wakes the thread that reports."""
+    sender, receiver = pair
+    for number in range(40, 46):
+        receiver.store.when_present(1, number, lambda _: None)
+        receiver.receive(IslandLaunch(number, 1, 1, (1,), number))
+        until(lambda: bool(receiver.dispatcher.arrivals._waiting), "it does not wait")
+        sender.receive(IslandLaunch(number, 1, 1, (1,), number))
+        assert receiver.ended(1) == [number]
+        assert sender.ended(1) == [number]
+
+
+@pytest.mark.parametrize("usual", ["brief", "long"])
+def test_only_what_is_brief_goes_on_in_the_thread_that_brought_what_it_waited_for(
+    pair: tuple[Served, Served], monkeypatch: pytest.MonkeyPatch, usual: str
+) -> None:
+    sender, receiver = pair
+    driver, threads = receiver.dispatcher.driver, set[str]()
+    handle_batch = driver.handle_batch
+
+    def noted(batch: Sequence[Any], now: float) -> None:
+        if any(isinstance(event, InputsArrived) for event in batch):
+            threads.add(threading.current_thread().name)
+        handle_batch(batch, now)
+
+    monkeypatch.setattr(driver, "handle_batch", noted)
+    for number in range(46, 58) if usual == "brief" else range(58, 70):
+        if usual == "long":
+            driver.programs[1]._usual = 100.0
+        receiver.receive(IslandLaunch(number, 1, 1, (1,), number))
+        until(lambda: bool(receiver.dispatcher.arrivals._waiting), "it does not wait")
+        sender.receive(IslandLaunch(number, 1, 1, (1,), number))
+        assert receiver.ended(1) == sender.ended(1) == [number]
+    assert threads == {"dispatch"} if usual == "long" else threads - {"dispatch"}
+
+
 def test_what_only_moves_passes_what_keeps_the_device(pair: tuple[Served, Served]) -> None:
     """
     1. A launch of one session, whose program is known to take long, keeps the device of host 0; two arrays of another
@@ -698,7 +737,7 @@ def test_what_only_moves_passes_what_keeps_the_device(pair: tuple[Served, Served
     sender.receive(IslandLaunch(60, 1, 5, (2,), 60))
     sender.receive(IslandLaunch(61, 2, 4, (2, 3), 61))
     # Not alone, so that its dispatcher takes it: what this thread enqueues comes behind the first launch.
-    receiver.receive(IslandLaunch(61, 2, 4, (2, 3), 61), Drop(2, ()))
+    receiver.receive(IslandLaunch(61, 2, 4, (2, 3), 61), Drop(2, ()), Drop(2, ()))
     assert receiver.ended(1) == [61]
     assert int(np.asarray(receiver.store.get(2, 61))) == 23
     assert sender.sent.empty()
