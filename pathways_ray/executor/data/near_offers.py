@@ -145,8 +145,6 @@ class NearOffers:
     def _sent_unasked(self, connection: Connection, name: int, offer: _Offer) -> bool:
         """Sends an offer that nobody has asked for; false where that cannot be, or not now."""
         try:
-            if not _may_go_unasked(offer):
-                return False
             parts = _parts(offer.arrays)
         except Exception:  # `_send` says so
             return False
@@ -275,14 +273,6 @@ class NearOffers:
             ended = [one for one, key in self._receivers.items() if key in gone]
             self._receivers.update(dict.fromkeys(ended))  # or their ends would bring back what was for them
             return ended
-
-
-def _may_go_unasked(offer: _Offer) -> bool:
-    """Whether it takes no more memory to have arrays ready for who reads them."""
-    if sum(one.nbytes for one in offer.arrays) <= MAX_PACKET_BYTES:
-        return True
-    devices: set[Any] = offer.arrays[0].sharding.device_set
-    return all(device.platform == "cpu" for device in devices)
 
 
 def _parts(arrays: Sequence[jax.Array]) -> list[np.ndarray[Any, Any]]:
