@@ -124,9 +124,9 @@ def await_there(
     until: float | None = None,
 ) -> bool:
     """Waits until the hosts of a result have it, and what else its launch makes on its slice, or the outcome comes,
-    which takes longer, or the time of `time.monotonic` does. False where the outcome has to be waited for: after a
-    loss, which `check` raises, where an array was deleted, where its hosts are many, or were not spoken to yet, and
-    where it is not there in time."""
+    which takes longer, or the time of `time.monotonic` does; of an upload there is its outcome alone. False where the
+    outcome has to be waited for: after a loss, which `check` raises, where an array was deleted, where its hosts are
+    many, or were not spoken to yet, and where it is not there in time."""
     early = core.early
 
     def is_over() -> bool:

@@ -112,7 +112,7 @@ class NearOffers:
             self._failed[name] = _Offer(receiver, (), failure, True)
             if len(self._failed) > MAX_FAILURES:
                 self._failed.popitem(last=False)
-            told = [connection for connection, kept in self._kept.items() if name in kept]
+            told = [one for one, kept in self._kept.items() if name in kept and kept[name].unasked]
         for connection in told:
             connection.send(NAMED.pack(FORGET, name))
         self._computed.drop(name)
@@ -138,9 +138,16 @@ class NearOffers:
         """Sends what is there to a receiver that has asked for something before, and answers others once they ask."""
         with self._changing:
             offer = self._offers.get(name)
-            known = [one for one, key in self._receivers.items() if offer is not None and key == offer.receiver]
-        if offer is None or not known or not self._sent_unasked(known[0], name, offer):
+            connection = self._free_for(name, offer) if offer is not None else None
+        if offer is None or connection is None or not self._sent_unasked(connection, name, offer):
             self._answer(name)
+
+    def _free_for(self, name: int, offer: _Offer) -> Connection | None:
+        """The connection by which an offer may go now that nobody has asked for. The caller has the lock."""
+        if name in self._asked or name in self._failed:
+            return None
+        known = (one for one, key in self._receivers.items() if key == offer.receiver)
+        return next((one for one in known if len(self._kept[one]) < MAX_UNASKED), None)
 
     def _sent_unasked(self, connection: Connection, name: int, offer: _Offer) -> bool:
         """Sends an offer that nobody has asked for; false where that cannot be, or not now."""
@@ -148,23 +155,19 @@ class NearOffers:
             parts = _parts(offer.arrays)
         except Exception:  # `_send` says so
             return False
-        kind, said = HERE, b""
         if NAMED.size + sum(part.nbytes for part in parts) <= MAX_PACKET_BYTES:
-            said = b"".join(part.tobytes() for part in parts)
+            kind, said = HERE, b"".join(part.tobytes() for part in parts)
+        elif said := _places_said(parts):
+            kind = KEPT
         else:
-            kind, places = KEPT, places_of(parts)
-            if places is None or NAMED.size + PLACE.size * len(places) > MAX_PACKET_BYTES:
-                return False
-            said = b"".join(PLACE.pack(*place) for place in places)
+            return False
         with self._changing:  # in one step: it may be taken back or asked for, and its receiver may be lost
-            kept = self._kept.get(connection)
-            if kept is None or len(kept) >= MAX_UNASKED or (kind == KEPT and connection in self._by_pipe):
-                return False
-            if self._offers.get(name) is not offer or name in self._asked or name in self._failed:
+            is_wanted = self._offers.get(name) is offer and self._free_for(name, offer) is connection
+            if not is_wanted or (kind == KEPT and connection in self._by_pipe):
                 return False
             if not connection.send_at_once(NAMED.pack(_AS_UNASKED[kind], name) + said):
                 return False
-            kept[name] = _Kept(self._offers.pop(name), parts, unasked=True)
+            self._kept[connection][name] = _Kept(self._offers.pop(name), parts, unasked=True)
         return True
 
     def _answer(self, name: int) -> None:
@@ -189,8 +192,7 @@ class NearOffers:
             parts = _parts(offer.arrays)
         except Exception:  # `_send` says so
             return False
-        places = places_of(parts)
-        if places is None or NAMED.size + PLACE.size * len(places) > MAX_PACKET_BYTES:
+        if not (said := _places_said(parts)):
             return False
         with self._changing:
             kept = self._kept.get(connection)
@@ -199,7 +201,7 @@ class NearOffers:
             if connection in self._by_pipe:
                 return False
             kept[name] = _Kept(offer, parts)
-        connection.send(NAMED.pack(KEPT, name) + b"".join(PLACE.pack(*place) for place in places))
+        connection.send(NAMED.pack(KEPT, name) + said)
         return True
 
     def _pipe(self, connection: Connection, name: int, offer: _Offer) -> None:
@@ -241,7 +243,8 @@ class NearOffers:
             return
         with self._changing:
             kept = self._kept.get(connection, {}).pop(name, None)
-            self._asked.pop(name, None)
+            if kept is not None:
+                self._asked.pop(name, None)  # it has asked while that was sent unasked
             if kind == UNREAD:
                 self._by_pipe.add(connection)
         if kept is None or kind not in (TAKEN, UNREAD) or pipe is not None:
@@ -278,3 +281,11 @@ class NearOffers:
 def _parts(arrays: Sequence[jax.Array]) -> list[np.ndarray[Any, Any]]:
     """The bytes of arrays, where they are. Raises the error of one that failed: NumPy would end the process over it."""
     return [np.asarray(one.block_until_ready()) for one in arrays]
+
+
+def _places_said(parts: Sequence[np.ndarray[Any, Any]]) -> bytes:
+    """The places of arrays, as a message says them; nothing where a pipe is the way."""
+    places = places_of(parts)
+    if places is None or NAMED.size + PLACE.size * len(places) > MAX_PACKET_BYTES:
+        return b""
+    return b"".join(PLACE.pack(*place) for place in places)

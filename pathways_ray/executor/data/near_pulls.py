@@ -80,7 +80,7 @@ class NearPulls:
             if came is None:  # before what comes unasked meanwhile is taken
                 connection.send(NAMED.pack(ASK, name))
         if came is not None:
-            self._take(connection, came[:1], name, came, arriving, wakes=True)
+            self._take(connection, came[:1], name, came, arriving, at_once=False)
         if arriving.rooms:  # this thread waits: it makes the arrays sooner than who reads
             try:
                 arriving.make(arriving.rooms)
@@ -119,12 +119,12 @@ class NearPulls:
         message: bytes,
         arriving: Arriving,
         pipe: socket.socket | None = None,
-        wakes: bool = False,
+        at_once: bool = True,
     ) -> None:
         """Takes what a sender says of arrays that are waited for.
 
         Args:
-            wakes: whether another thread reads also what is small.
+            at_once: whether this thread reads what is small.
         """
         if kind != FAILED:
             if arriving.filling:  # by no host of this runtime: arrays that are in use would change
@@ -149,7 +149,7 @@ class NearPulls:
         if kind == PIPED and pipe is None:
             self._fail(connection, name, f"this process has no descriptor left for what host {arriving.sender} sends")
         elif kind == KEPT and size % PLACE.size == 0:
-            self._take_kept(connection, name, arriving, list(PLACE.iter_unpack(message[NAMED.size :])), wakes)
+            self._take_kept(connection, name, arriving, list(PLACE.iter_unpack(message[NAMED.size :])), at_once)
         elif kind == FAILED:
             text = message[NAMED.size :].decode(errors="replace")
             self._over(connection, name, failure_in(text) or Failure("ExecutionError", text, host=arriving.sender))
@@ -184,7 +184,7 @@ class NearPulls:
         name: int,
         arriving: Arriving,
         places: Sequence[tuple[int, int]],
-        wakes: bool,
+        at_once: bool,
     ) -> None:
         sizes = arriving.landing.sizes
         if (there := [size for _, size in places]) != sizes:
@@ -192,7 +192,7 @@ class NearPulls:
             self._fail(connection, name, _unequal(sum(there), sizes, arriving.sender))
             return
         read = functools.partial(self._read_kept, connection, name, arriving, places)
-        if sum(sizes) <= READ_AT_ONCE_BYTES and not wakes:
+        if at_once and sum(sizes) <= READ_AT_ONCE_BYTES:
             return read()
         try:
             connection.work(read)

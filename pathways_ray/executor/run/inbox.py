@@ -65,13 +65,8 @@ class Inbox(queue.SimpleQueue[Sequence[Event]]):
         its call, nobody reads: the end of the connection is seen only afterwards, and heartbeats go on, which are
         another thread's. So entries of the log are left to the dispatcher: the loop that reads them serves clients as
         well, and would be silent until all hosts have come to the collective."""
-        lone = len(batch) == 1 or (len(batch) == 2 and Drop in map(type, batch))
-        if (
-            lone
-            and source is FromScheduler
-            and self._read[source] == self._handled[source]
-            and self.handles_here(batch)
-        ):
+        lone = source is FromScheduler and (len(batch) == 1 or (len(batch) == 2 and Drop in map(type, batch)))
+        if lone and self._read[source] == self._handled[source] and self.handles_here(batch):
             return True
         self._read[source] += 1
         left = source(batch)

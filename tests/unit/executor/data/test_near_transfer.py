@@ -252,6 +252,7 @@ def test_what_came_unasked_goes_with_its_sender(pair: Pair) -> None:
     name, value = pair.name(), np.ones(3, np.float32)
     pair.sender.serve(name, [jax.device_put(value)])
     until(lambda: len(pair.unasked()) == 1, "nothing came unasked")
+    assert len(pair.kept()) == 1
     pair.receiver.set_peers(pair.peers[1:])
     until(lambda: not (pair.unasked() or pair.kept()), "it stays")
 
