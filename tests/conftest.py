@@ -2,6 +2,7 @@
 
 import gc
 import os
+import resource
 import signal
 from pathlib import Path
 
@@ -25,6 +26,10 @@ os.environ.setdefault("PATHWAYS_LONG_WAITS", "slices")
 
 # What hosts compile is kept for the next run, and not in the user's home. So is what this process compiles.
 os.environ.setdefault("PATHWAYS_COMPILATION_CACHE", str(Path(__file__).parents[1] / ".pytest_cache" / "compiled"))
+
+# What tests serve, with connections and threads, stays until the process of the tests ends.
+most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, 1 << 16), most))
 
 # Tests send Ctrl-C to processes they start. Those of a shell's background job, or under nohup, would inherit that it is
 # ignored.
@@ -53,3 +58,18 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
+
+
+MANY_FILES = 200
+"""Open files that tests may leave to the next collection of garbage, which with these thresholds comes late."""
+
+_open_files = 0
+
+
+def pytest_runtest_teardown() -> None:
+    """Closes the files of sessions that tests have left behind: each is part of a cycle."""
+    global _open_files
+    os.close(now := os.dup(2))  # the lowest number that is free
+    if now > _open_files + MANY_FILES:
+        gc.collect()
+        os.close(_open_files := os.dup(2))

@@ -61,12 +61,12 @@ class LocalReader:
     def __init__(self) -> None:
         self.leading = threading.RLock()  # a signal handler may wait in the midst of a wait of its thread
         self._leader = 0
-        self._asleep: dict[Sleeper, None] = {}
+        self._asleep = asleep = dict[Sleeper, None]()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poll = select.epoll()
         self._poll.register(self._wake, select.EPOLLIN)
         self._sockets: dict[int, tuple[socket.socket, Take]] = {}
-        self._busy = BusyPoll(lambda: len(self._asleep) < SEVERAL)
+        self._busy = BusyPoll(lambda: len(asleep) < SEVERAL)  # not `self`: its files are closed with the last use of it
         self._received: deque[tuple[socket.socket, Take, bytes]] = deque()
 
     def add(self, connection: socket.socket, take: Take) -> None:

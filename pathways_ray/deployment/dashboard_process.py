@@ -44,13 +44,17 @@ class DashboardProcess:
         )
         assert self.process.stdin is not None
         assert self.process.stdout is not None
-        self.process.stdin.write(json.dumps({"url": url, "token": token, "ca": ca}) + "\n")
-        self.process.stdin.flush()
-        ready, _, _ = select.select([self.process.stdout], [], [], START_LIMIT_S)
-        self.url = self.process.stdout.readline().strip() if ready else ""
-        if not self.url:
+        started = select.poll()  # `select.select` takes no descriptor beyond 1,023
+        started.register(self.process.stdout, select.POLLIN)
+        try:
+            self.process.stdin.write(json.dumps({"url": url, "token": token, "ca": ca}) + "\n")
+            self.process.stdin.flush()
+            self.url = self.process.stdout.readline().strip() if started.poll(1000 * START_LIMIT_S) else ""
+            if not self.url:
+                raise PathwaysError(f"the page's process did not start within {START_LIMIT_S:.0f} s")
+        except BaseException:
             self.stop()
-            raise PathwaysError(f"the page's process did not start within {START_LIMIT_S:.0f} s")
+            raise
 
     def stop(self) -> None:
         """Ends it. Twice is fine."""

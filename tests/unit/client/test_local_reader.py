@@ -106,7 +106,7 @@ def test_a_leader_looks_again_and_again_unless_several_others_wait(
     """Once waits were short; on a busy machine some are not."""
     looks, count = list[int](), 0
     monkeypatch.setattr(os, "sched_yield", lambda: looks.append(count))
-    ends.reader._asleep = {Sleeper(): None for _ in range(others)}
+    ends.reader._asleep.update({Sleeper(): None for _ in range(others)})
     while count < 100 * FEW and not looks:
         for _ in range(2 * FEW):
             count += 1

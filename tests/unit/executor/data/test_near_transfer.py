@@ -102,6 +102,11 @@ def pair(way: str) -> Iterator[Pair]:
         one.set_peers(())
 
 
+def there(value: Any) -> jax.Array:
+    """An array whose bytes are on its device: what is still to come is not sent in the thread that offers it."""
+    return jax.block_until_ready(jax.device_put(value))
+
+
 def came(arriving: Arriving) -> list[jax.Array] | Failure:
     until(arriving.is_ready, "nothing came")
     return arriving.arrays()
@@ -174,7 +179,7 @@ def test_few_are_sent_unasked_and_the_others_wait_until_they_are_asked_for(
     pair.acquaint()
     values = {pair.name(): np.full(3, k, np.float32) for k in range(5)}
     for name, value in values.items():
-        pair.sender.serve(name, [jax.device_put(value)])
+        pair.sender.serve(name, [there(value)])
     until(lambda: len(pair.unasked()) == 2, "nothing came unasked")
     assert len(pair.near()._offers) == 3
     for name, value in values.items():
@@ -198,7 +203,7 @@ def test_who_asks_while_something_is_sent_unasked_gets_it_once(
         return can and at_once(connection, message)
 
     monkeypatch.setattr(neighbours.Connection, "send_at_once", sends)
-    pair.sender.serve(name, [jax.device_put(value)])
+    pair.sender.serve(name, [there(value)])
     if not arriving:
         arriving.append(pair.pull(name, value))  # what is big is not sent unasked by pipes
     (found,) = came(arriving[0])  # type: ignore[misc]
@@ -210,7 +215,7 @@ def test_who_asks_while_something_is_sent_unasked_gets_it_once(
 def test_what_came_unasked_is_asked_for_again_where_only_the_connection_has_ended(pair: Pair) -> None:
     pair.acquaint()
     name, value = pair.name(), np.arange(3, dtype=np.float32)
-    pair.sender.serve(name, [jax.device_put(value)])
+    pair.sender.serve(name, [there(value)])
     until(lambda: len(pair.unasked()) == 1, "nothing came unasked")
     (connection,) = pair.near()._receivers
     connection.end()
@@ -232,7 +237,7 @@ def test_what_is_not_wanted_any_more_just_before_it_is_sent_unasked_is_not_sent(
         return parts(arrays)
 
     monkeypatch.setattr(near_offers, "_parts", ends)
-    pair.sender.serve(name, [jax.device_put(np.ones(size, np.float32))])
+    pair.sender.serve(name, [there(np.ones(size, np.float32))])
     assert (pair.kept(), pair.near()._offers, pair.unasked()) == ([], {}, [])
 
 
@@ -240,7 +245,7 @@ def test_what_does_not_fit_what_was_sent_unasked_is_an_error_and_the_sender_keep
     pair.acquaint()
     for size in (3, MIB):
         name = pair.name()
-        pair.sender.serve(name, [jax.device_put(np.ones(size, np.float32))])
+        pair.sender.serve(name, [there(np.ones(size, np.float32))])
         failure = came(pair.pull(name, np.ones(5, np.float32)))
         assert isinstance(failure, Failure)
         assert "in place of arrays of 20" in failure.message
@@ -250,7 +255,7 @@ def test_what_does_not_fit_what_was_sent_unasked_is_an_error_and_the_sender_keep
 def test_what_came_unasked_goes_with_its_sender(pair: Pair) -> None:
     pair.acquaint()
     name, value = pair.name(), np.ones(3, np.float32)
-    pair.sender.serve(name, [jax.device_put(value)])
+    pair.sender.serve(name, [there(value)])
     until(lambda: len(pair.unasked()) == 1, "nothing came unasked")
     assert len(pair.kept()) == 1
     pair.receiver.set_peers(pair.peers[1:])

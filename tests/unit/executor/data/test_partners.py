@@ -131,10 +131,10 @@ def test_who_compiles_it_otherwise_tells_the_others() -> None:
 
 @pytest.mark.parametrize("otherwise", [0, 1])
 def test_to_compile_it_otherwise_amid_calls_divides_no_hosts(otherwise: int) -> None:
-    for _ in range(20):
-        island = Island()
-        sides = results(island.meet(0), island.meet(1))
-        changed = island.meet(otherwise, may=False, pause=0.002)
+    island = Island()
+    for name in [b"computation %4d" % number for number in range(20)]:
+        sides = results(island.meet(0, name), island.meet(1, name))
+        changed = island.meet(otherwise, name, may=False, pause=0.002)
         told = [island.called(sides, number) for number in range(1, 100)]
         assert changed.result(timeout=20) is None
         assert all(one == other for one, other in told)
