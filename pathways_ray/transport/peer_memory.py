@@ -6,21 +6,36 @@ No process is given a right that it did not have: Linux lets processes of one us
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
+import functools
+import itertools
 import os
 import platform
 import select
 import socket
 import struct
 import sys
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
 
 import numpy as np
 
 PART_BYTES = 32 << 20
-"""Bytes that are read at a time."""
+"""Bytes for which reading is begun anew, as far as others hear of it."""
+
+SHARE_BYTES = 4 << 20
+"""Bytes that each of two threads reads at a time."""
+
+HELPED_BYTES = 2 * SHARE_BYTES
+"""Bytes from which on two threads read: the system copies page by page, and one core takes longer for that than the
+memory does."""
+
+MAX_HELPERS = 4
+"""Such second threads of a process: of several readings at a time some have none."""
 
 MAX_PLACES = 1024
 """Places that the system takes at a time (`IOV_MAX`)."""
@@ -42,28 +57,59 @@ if _READ is not None:
     _READ.argtypes = (ctypes.c_int, *_PLACES, *_PLACES, ctypes.c_ulong)
 
 
-class _Left:
-    """Places, each an address and its bytes, of which the first ones are done."""
+Places = deque[tuple[int, int]]
+"""Each an address and its bytes, of which there are some."""
 
-    def __init__(self, places: np.ndarray[Any, Any]) -> None:
-        self.places = places[places[:, 1] > 0]
 
-    def part(self) -> np.ndarray[Any, Any]:
-        """The first of those that are left: as many as are read at a time, and of a long one its beginning."""
-        first = self.places[:MAX_PLACES]
-        if first[:, 1].sum() > PART_BYTES:
-            first = first[: max(1, int(np.searchsorted(np.cumsum(first[:, 1]), PART_BYTES, "right")))].copy()
-            first[0, 1] = min(first[0, 1], PART_BYTES)
-        return first
+class _Share(NamedTuple):
+    """What one thread reads at a time: places here and there, as the system takes them, and their bytes. With some
+    shares reading `begins` anew."""
 
-    def skip(self, count: int) -> None:
-        """Takes off as many bytes, which are done."""
-        ends = np.cumsum(self.places[:, 1])
-        done = int(np.searchsorted(ends, count, "right"))
-        self.places = self.places[done:]
-        if len(self.places):
-            over = count - (int(ends[done - 1]) if done else 0)
-            self.places[0] += np.array([over, -over]).astype(np.uint64)
+    here: bytes
+    there: bytes
+    nbytes: int
+    begins: bool
+
+
+def _places(found: Iterable[tuple[int, int]]) -> Places:
+    return deque((address, size) for address, size in found if size > 0)
+
+
+def _cut(here: Places, there: Places, most: int) -> deque[_Share]:
+    """Shares of at most so many bytes each. Raises `OSError` where there are fewer bytes there than here."""
+    shares, done = deque[_Share](), 0
+    while here:
+        count = min(_first(here, most), _first(there, most))
+        if not count:
+            raise OSError(errno.EFAULT, os.strerror(errno.EFAULT))
+        shares.append(_Share(_taken(here, count), _taken(there, count), count, begins=-done % PART_BYTES < count))
+        done += count
+    return shares
+
+
+def _first(places: Places, most: int) -> int:
+    """The bytes of the first places, no more than the system takes at a time."""
+    return min(most, sum(size for _, size in itertools.islice(places, MAX_PLACES)))
+
+
+def _taken(places: Places, count: int) -> bytes:
+    """Takes the first bytes of places, and gives theirs."""
+    taken: list[int] = []
+    while count:
+        address, size = places.popleft()
+        if size > count:
+            places.appendleft(((address + count) % (1 << 64), size - count))
+            size = count
+        taken += address, size
+        count -= size
+    return struct.pack(f"{len(taken)}Q", *taken)
+
+
+@functools.cache
+def _helpers() -> ThreadPoolExecutor | None:
+    """Threads that read beside those that were asked to; None where there is one core."""
+    cores = len(os.sched_getaffinity(0))
+    return ThreadPoolExecutor(min(cores - 1, MAX_HELPERS), "memory") if cores > 1 else None
 
 
 def peer_of(connected: socket.socket) -> tuple[int, int]:
@@ -110,30 +156,52 @@ class PeerMemory:
 
         Args:
             buffers: with as many bytes in all; or one array of their addresses and their bytes.
-            begins: called before each part is read. What it raises ends the reading.
+            begins: called before the first share is read, and every 32 MiB. What it raises ends the reading.
 
         Raises:
             OSError: the system does not allow it, the process is gone, or there is nothing at that place.
         """
-        if not isinstance(buffers, np.ndarray):
-            buffers = np.array([(one.ctypes.data, one.nbytes) for one in buffers], np.uint64).reshape(-1, 2)
+        room = buffers.tolist() if isinstance(buffers, np.ndarray) else [(b.ctypes.data, b.nbytes) for b in buffers]
+        total = sum(size for _, size in room)
+        is_helped = total >= HELPED_BYTES
         # Who is read may have said anything, such as an address below 0.
-        places = [(address % (1 << 64), size) for address, size in places]
-        here, there = _Left(buffers), _Left(np.array(places, np.uint64).reshape(-1, 2))
-        while len(here.places):
-            begins()
-            mine, theirs = here.part(), there.part()
-            read = self._read(self._pid, mine.ctypes.data, len(mine), theirs.ctypes.data, len(theirs), 0)
-            if read <= 0:
-                code = ctypes.get_errno() if read < 0 else errno.EFAULT
-                raise OSError(code, os.strerror(code))
-            here.skip(read)
-            there.skip(read)
+        there = [(address % (1 << 64), size) for address, size in places]
+        shares = _cut(_places(room), _places(there), SHARE_BYTES if is_helped else total)
+        with self._helped(shares, begins) if is_helped else contextlib.nullcontext():
+            self._read_shares(shares, begins)
         ended = select.poll()  # `select.select` takes no descriptor beyond 1,023
         for process in self._processes:
             ended.register(process, select.POLLIN)
         if ended.poll(0):  # its number may be that of another process by now
             raise OSError(errno.ESRCH, os.strerror(errno.ESRCH))
+
+    def _read_shares(self, shares: deque[_Share], begins: Callable[[], None]) -> None:
+        while True:
+            try:
+                share = shares.popleft()
+            except IndexError:  # another thread has taken the last one
+                return
+            if share.begins:
+                begins()
+            here, there = share.here, share.there
+            read = self._read(self._pid, here, len(here) // 16, there, len(there) // 16, 0)
+            if read != share.nbytes:  # it reads up to a place where there is nothing
+                code = ctypes.get_errno() if read < 0 else errno.EFAULT
+                raise OSError(code, os.strerror(code))
+
+    @contextlib.contextmanager
+    def _helped(self, shares: deque[_Share], begins: Callable[[], None]) -> Iterator[None]:
+        """Has another thread take shares as well, if one is free. What it cannot read is an error here."""
+        helpers = _helpers()
+        helping = None
+        with contextlib.suppress(RuntimeError):  # no thread is left
+            helping = helpers.submit(self._read_shares, shares, begins) if helpers is not None else None
+        try:
+            yield
+        finally:
+            shares.clear()
+            if helping is not None and not helping.cancel():
+                helping.result()
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
         for process in getattr(self, "_processes", ()):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import itertools
 import os
 import resource
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -81,12 +83,73 @@ def room(*sizes: int) -> list[np.ndarray[Any, Any]]:
 
 
 def test_places_of_another_process_are_read_in_parts(other: Other, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peer_memory, "PART_BYTES", 30_000)
+    monkeypatch.setattr(peer_memory, "SHARE_BYTES", 30_000)
+    monkeypatch.setattr(peer_memory, "HELPED_BYTES", 0)
     data, buffers = np.arange(other.size, dtype=np.uint8), room(other.size, 0, 7)
     places = [(other.address, other.size), (other.address, 0), (other.address + 1000, 7)]
     other.memory().read(places, buffers)
     np.testing.assert_array_equal(buffers[0], data)
     np.testing.assert_array_equal(buffers[2], data[1000:1007])
+
+
+HELP = "in the pool", "none is free", "none can be started"
+
+
+@pytest.fixture(params=HELP)
+def helped(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Reads small arrays in small shares by two threads, as big ones are; or by one, where there is no second."""
+    monkeypatch.setattr(peer_memory, "SHARE_BYTES", 999)
+    monkeypatch.setattr(peer_memory, "HELPED_BYTES", 2000)
+    with ThreadPoolExecutor(1) as pool:
+        monkeypatch.setattr(peer_memory, "_helpers", lambda: pool)
+        goes_on = threading.Event()
+        if request.param == "none is free":
+            pool.submit(goes_on.wait, 60)
+        elif request.param == "none can be started":
+            pool.shutdown()
+        yield request.param
+        goes_on.set()
+
+
+def test_two_threads_read_each_byte_once(other: Other, helped: str) -> None:
+    data = np.arange(other.size, dtype=np.uint8)
+    for cuts in ([100_000], [1, 0, 998, 60_000, 39_001], [7] * 14_285 + [5]):
+        ends = np.cumsum([0, *cuts])
+        buffers, begun = room(*cuts), list[None]()
+        places = [(other.address, 999), (other.address + 999, 0), (other.address + 999, 99_001)]
+        other.memory().read(places, buffers, functools.partial(begun.append, None))
+        for buffer, start, end in zip(buffers, ends, ends[1:], strict=False):
+            np.testing.assert_array_equal(buffer, data[start:end])
+        assert len(begun) == 1
+
+
+@pytest.mark.parametrize("at", [0, 50_000, 99_999])
+def test_what_one_of_two_threads_cannot_read_is_an_error(other: Other, helped: str, at: int) -> None:
+    """Wherever the place lies at which there is nothing; and the other thread reads no more then."""
+    places = [(other.address, at), (4096, 1), (other.address, 100_000 - at - 1)]
+    with pytest.raises(OSError, match=os.strerror(errno.EFAULT)):
+        other.memory().read(places, room(100_000))
+
+
+def test_less_memory_than_room_is_an_error(other: Other, helped: str) -> None:
+    with pytest.raises(OSError, match=os.strerror(errno.EFAULT)):
+        other.memory().read([(other.address, 50_000)], room(50_001))
+
+
+def test_who_is_told_of_each_part_ends_both_threads(other: Other, helped: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer_memory, "PART_BYTES", 10_000)
+    begun: list[int] = []
+
+    def begins() -> None:
+        begun.append(threading.get_ident())
+        if len(begun) == 4:
+            raise BrokenPipeError("who waited for it has gone")
+
+    buffers = room(other.size)
+    with pytest.raises(BrokenPipeError):
+        other.memory().read([(other.address, other.size)], buffers, begins)
+    assert len(begun) == 4
+    assert not buffers[0][50_000:].any(), "somebody reads on"
 
 
 @pytest.mark.parametrize("address", [0, 4096, (1 << 47) - 4096, (1 << 64) - 4096, -4096])
