@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 PART_BYTES = 32 << 20
-"""Bytes for which reading is begun anew, as far as others hear of it."""
+"""Bytes after which a client that waits hears once more that something is read."""
 
 SHARE_BYTES = 4 << 20
 """Bytes that each of two threads reads at a time."""
@@ -62,13 +62,13 @@ Places = deque[tuple[int, int]]
 
 
 class _Share(NamedTuple):
-    """What one thread reads at a time: places here and there, as the system takes them, and their bytes. With some
-    shares reading `begins` anew."""
+    """A part that one thread reads at a time: places here and there, as the system takes them, and their bytes. Some
+    begin a further `PART_BYTES`."""
 
     here: bytes
     there: bytes
     nbytes: int
-    begins: bool
+    begins_part: bool
 
 
 def _places(found: Iterable[tuple[int, int]]) -> Places:
@@ -82,7 +82,7 @@ def _cut(here: Places, there: Places, most: int) -> deque[_Share]:
         count = min(_first(here, most), _first(there, most))
         if not count:
             raise OSError(errno.EFAULT, os.strerror(errno.EFAULT))
-        shares.append(_Share(_taken(here, count), _taken(there, count), count, begins=-done % PART_BYTES < count))
+        shares.append(_Share(_taken(here, count), _taken(there, count), count, begins_part=-done % PART_BYTES < count))
         done += count
     return shares
 
@@ -181,7 +181,7 @@ class PeerMemory:
                 share = shares.popleft()
             except IndexError:  # another thread has taken the last one
                 return
-            if share.begins:
+            if share.begins_part:
                 begins()
             here, there = share.here, share.there
             read = self._read(self._pid, here, len(here) // 16, there, len(there) // 16, 0)
