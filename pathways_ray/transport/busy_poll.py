@@ -42,10 +42,14 @@ class BusyPoll:
         self._began = self._looked = self._rests_until = 0.0
         self._rest_s = FIRST_REST_S
         self._looks = False
+        self._came: float | None = None
         self._possible = len(os.sched_getaffinity(0)) > 1
 
     def begins(self, now: float) -> bool:
         """A wait begins: whether to look again and again."""
+        if (came := self._came) is not None:
+            self._came = None
+            self._ended(came)
         self._began = self._looked = now
         self._looks = self._possible and self._soon >= FEW and now >= self._rests_until and self._may()
         return self._looks
@@ -57,7 +61,11 @@ class BusyPoll:
         return self._looks
 
     def came(self, now: float) -> None:
-        """The wait has ended, whether the thread looked or slept."""
+        """The wait has ended, whether the thread looked or slept. What follows from that is found out before the next
+        one: now somebody waits for what has come."""
+        self._came = now
+
+    def _ended(self, now: float) -> None:
         soon = now < self._began + POLL_S
         if not soon:
             self._soon = max(self._soon - LATE, 0)

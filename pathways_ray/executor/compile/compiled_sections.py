@@ -124,7 +124,7 @@ class CompiledSection:
         arrays = [made(execute(list(one))) for (execute, made), one in zip(self._calls, shards, strict=False)]
         for number, made_here in zip(self._gives, zip(*arrays, strict=True), strict=True):
             values[number] = made_here
-        return all(map(_is_over, arrays))
+        return len(self._gives) > 0 and all(made[0].is_ready() for made in arrays)
 
 
 def _is_over(made: Sequence[Any]) -> bool:

@@ -93,6 +93,9 @@ class BufferStore:
         waiters = self._waiters
         if not waiters:
             return False
+        if len(buffers) == 1:  # most often
+            (key,) = zip(repeat(session), buffers, strict=False)
+            return key in waiters and self._wake(key, later)
         unasked = {buffer for buffer in buffers if (session, buffer) not in waiters}
         if unasked and len(unasked) < len(buffers):
             # A question may be for several. One is looked at: a client may have asked thousands, each for thousands.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -75,14 +75,26 @@ class ShardReader:
 
     def parts(self, request: int, value: Any, devices: Sequence[int]) -> Sequence[Answer]:
         """The answer to a question for a small array, or, where it asks for no device, whether it is there."""
+        value.block_until_ready()  # raises for one that failed; to read its memory would end the process
         if not devices:
-            value.block_until_ready()
             return [wire.FetchDone(request)]
-        shards = shards_by_device(value)
-        found = [self._elements(self._on(shards, device)).tobytes() for device in devices]
-        if len(found) > 1 and len(data := b"".join(found)) <= SMALL_BYTES:
-            return [wire.FetchShards(request, data)]
+        shards, numbered = shards_by_device(value), self._numbered
+        try:
+            held = [shards[numbered[device]] for device in devices]
+        except KeyError:
+            held = [self._on(shards, device) for device in devices]  # which says what is wrong
+        if len(held) > 1 and len(held) * math.prod(held[0].shape) * value.dtype.itemsize <= SMALL_BYTES:
+            return [wire.FetchShards(request, self._joined(held))]
+        found = [self._joined([one]) for one in held]
         return [wire.FetchPart(request, k, 0, len(data), data) for k, data in zip(devices, found, strict=True)]
+
+    def _joined(self, shards: Sequence[jax.Array]) -> bytes:
+        """The elements of shards that are there, in C order, one shard behind the other."""
+        if not self._is_apart and shards[0].dtype.isbuiltin == 1:
+            with contextlib.suppress(BufferError, TypeError):  # in another order, say
+                # At half the cost of arrays of NumPy's, which JAX keeps besides.
+                return b"".join(cast("Any", shards))
+        return b"".join([self._elements(one).tobytes() for one in shards])
 
     def siblings(self, session: int, message: wire.Fetch, room: int = limits.MAX_SIBLINGS_BYTES) -> Sequence[Answer]:
         """The small results that come along with the answer to a question, no more than a client of this project asks

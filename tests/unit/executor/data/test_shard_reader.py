@@ -1,14 +1,17 @@
-"""Shards of a host, written to files in memory."""
+"""Shards of a host, said in answers and written to files in memory."""
 
 from __future__ import annotations
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.experimental import transfer
+from jax.experimental.layout import Format, Layout
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from pathways_ray import limits
-from pathways_ray.errors import WireError
+from pathways_ray.errors import GraphError, WireError
 from pathways_ray.executor.data.buffer_store import BufferStore
 from pathways_ray.executor.data.shard_reader import SMALL_BYTES, ShardReader
 from pathways_ray.transport.messages import Fetch, FetchPart, FetchShards
@@ -62,3 +65,43 @@ def test_several_small_shards_are_one_answer(columns: int) -> None:
         parts = [FetchPart(3, k, 0, len(shards[k]), shards[k]) for k in (1, 0)]
         assert reader.parts(3, value, (1, 0)) == parts
     assert reader.parts(3, value, (1,)) == [FetchPart(3, 1, 0, len(shards[1]), shards[1])]
+
+
+TYPES = (
+    *("bool", "int4", "uint4", "int8", "uint8", "int16", "uint16", "int32", "uint32", "float16", "bfloat16", "float32"),
+    *("complex64", "float8_e4m3fn", "float8_e5m2"),
+)
+
+
+@pytest.mark.parametrize("columns", [0, 3])
+@pytest.mark.parametrize("kind", TYPES)
+def test_elements_of_any_type_are_said_as_numpy_says_them(kind: str, columns: int) -> None:
+    devices = jax.devices("cpu")[:2]
+    reader = ShardReader(0, devices, BufferStore())
+    array = np.arange(2 * columns).reshape(2, columns).astype(jnp.dtype(kind))
+    value = jax.device_put(array, NamedSharding(Mesh(np.array(devices), "x"), PartitionSpec("x")))
+    assert reader.parts(3, value, (0, 1)) == [FetchShards(3, array.tobytes())]
+    assert reader.parts(3, value, (1,)) == [FetchPart(3, 1, 0, array[1].nbytes, array[1].tobytes())]
+
+
+def test_columns_in_memory_are_said_as_rows() -> None:
+    (device,) = jax.devices("cpu")[:1]
+    array = np.arange(6, dtype=np.float32).reshape(2, 3)
+    value = jax.device_put(array, Format(Layout((1, 0)), SingleDeviceSharding(device)))
+    (part,) = ShardReader(0, [device], BufferStore()).parts(3, value, (0,))
+    assert part == FetchPart(3, 0, 0, 24, array.tobytes())
+
+
+def test_what_cannot_be_read_is_said_so() -> None:
+    """And ends nothing: to read the memory of an array that has failed would end the process."""
+    (device,) = jax.devices("cpu")[:1]
+    reader = ShardReader(0, [device], BufferStore())
+    value = jax.device_put(np.float32(1), device)
+    with pytest.raises(GraphError, match="host 0 has 1 devices, no number 1"):
+        reader.parts(3, value, (1,))
+    failed = transfer.make_error_array(jax.ShapeDtypeStruct((), np.float32, sharding=value.sharding), "it did not work")
+    with pytest.raises(jax.errors.JaxRuntimeError, match="it did not work"):
+        reader.parts(3, failed, (0,))
+    value.delete()
+    with pytest.raises(RuntimeError, match="deleted"):
+        reader.parts(3, value, (0,))
