@@ -18,7 +18,7 @@ import socket
 import struct
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -71,8 +71,13 @@ class _Share(NamedTuple):
     begins_part: bool
 
 
-def _places(found: Iterable[tuple[int, int]]) -> Places:
-    return deque((address, size) for address, size in found if size > 0)
+def _table(found: Sequence[tuple[int, int]]) -> np.ndarray[Any, Any]:
+    """Places as the system takes them."""
+    return np.array(found, np.uint64).reshape(-1, 2)
+
+
+def _places(found: np.ndarray[Any, Any]) -> Places:
+    return deque((address, size) for address, size in found.tolist() if size)
 
 
 def _cut(here: Places, there: Places, most: int) -> deque[_Share]:
@@ -161,12 +166,15 @@ class PeerMemory:
         Raises:
             OSError: the system does not allow it, the process is gone, or there is nothing at that place.
         """
-        room = buffers.tolist() if isinstance(buffers, np.ndarray) else [(b.ctypes.data, b.nbytes) for b in buffers]
-        total = sum(size for _, size in room)
-        is_helped = total >= HELPED_BYTES
+        here = buffers if isinstance(buffers, np.ndarray) else _table([(b.ctypes.data, b.nbytes) for b in buffers])
         # Who is read may have said anything, such as an address below 0.
-        there = [(address % (1 << 64), size) for address, size in places]
-        shares = _cut(_places(room), _places(there), SHARE_BYTES if is_helped else total)
+        there = _table([(address % (1 << 64), size) for address, size in places])
+        total = int(here[:, 1].sum())
+        is_helped = total >= HELPED_BYTES
+        if is_helped or max(len(here), len(there)) > MAX_PLACES:
+            shares = _cut(_places(here), _places(there), SHARE_BYTES if is_helped else total)
+        else:
+            shares = deque([_Share(here.tobytes(), there.tobytes(), total, begins_part=True)] if total else ())
         with self._helped(shares, begins) if is_helped else contextlib.nullcontext():
             self._read_shares(shares, begins)
         ended = select.poll()  # `select.select` takes no descriptor beyond 1,023
@@ -176,18 +184,23 @@ class PeerMemory:
             raise OSError(errno.ESRCH, os.strerror(errno.ESRCH))
 
     def _read_shares(self, shares: deque[_Share], begins: Callable[[], None]) -> None:
+        """Reads shares until none is left. An error leaves none to the other thread either."""
         while True:
             try:
                 share = shares.popleft()
             except IndexError:  # another thread has taken the last one
                 return
-            if share.begins_part:
-                begins()
-            here, there = share.here, share.there
-            read = self._read(self._pid, here, len(here) // 16, there, len(there) // 16, 0)
-            if read != share.nbytes:  # it reads up to a place where there is nothing
-                code = ctypes.get_errno() if read < 0 else errno.EFAULT
-                raise OSError(code, os.strerror(code))
+            try:
+                if share.begins_part:
+                    begins()
+                here, there = share.here, share.there
+                read = self._read(self._pid, here, len(here) // 16, there, len(there) // 16, 0)
+                if read != share.nbytes:  # it reads up to a place where there is nothing
+                    code = ctypes.get_errno() if read < 0 else errno.EFAULT
+                    raise OSError(code, os.strerror(code))
+            except BaseException:
+                shares.clear()
+                raise
 
     @contextlib.contextmanager
     def _helped(self, shares: deque[_Share], begins: Callable[[], None]) -> Iterator[None]:
@@ -199,7 +212,6 @@ class PeerMemory:
         try:
             yield
         finally:
-            shares.clear()
             if helping is not None and not helping.cancel():
                 helping.result()
 
