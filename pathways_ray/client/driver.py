@@ -358,7 +358,7 @@ class Driver(Arrivals):
         self.check_not_ended()
         deadline = None if timeout is None else time.monotonic() + timeout
         if record.state is PENDING and (there or record.early):
-            if self.wait_there(record, deadline):
+            if (there and record.fetched and record.failure is None) or self.wait_there(record, deadline):
                 return
             if record.early:
                 self.hurry()

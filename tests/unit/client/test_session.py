@@ -99,6 +99,27 @@ def test_a_call_returns_handles_at_once(offline: Offline) -> None:
     assert b.is_ready()
 
 
+def test_an_array_that_is_there_is_not_asked_for_again_and_says_what_becomes_of_it(
+    offline: Offline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a tree is waited for, leaf by leaf: its hosts have said so of all leaves at once."""
+    monkeypatch.setattr(driver, "await_there", lambda *_: pytest.fail("its hosts are asked again"))
+    a, b, c, d = offline.session.launch(3, [], (offline.kind,) * 4)
+    for one in (a, b, c, d):
+        one._buffer.record.fetched = True
+    assert a.block_until_ready() is a
+    assert a.block_until_ready(timeout=0.0) is a
+    b.delete()
+    with pytest.raises(BufferDeleted, match="it was deleted"):
+        b.block_until_ready()
+    c._buffer.record.fail(GONE)
+    with pytest.raises(HostLost, match="host 0 is gone"):
+        c.block_until_ready()
+    offline.session.close()
+    with pytest.raises(SessionClosed):
+        d.block_until_ready()
+
+
 def test_dropped_handles_free_their_buffers(offline: Offline) -> None:
     (a,) = offline.session.launch(3, [], (offline.kind,))
     copy = a._alias()
