@@ -313,8 +313,10 @@ def _read_of(pipe: int, limits: Limits) -> tuple[bytes, bool]:
     deadline = time.monotonic() + limits.time_s
     said = bytearray()
     late = False
+    poll = select.poll()  # `select.select` takes no descriptor beyond 1,023
+    poll.register(pipe, select.POLLIN)
     while len(said) <= limits.answer_bytes and not _is_whole(said):
-        ready, _, _ = select.select([pipe], [], [], max(0.0, deadline - time.monotonic()))
+        ready = poll.poll(1000 * max(0.0, deadline - time.monotonic()))
         late = not ready
         part = os.read(pipe, 1 << 16) if ready else b""
         if not part:

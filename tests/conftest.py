@@ -28,8 +28,8 @@ os.environ.setdefault("PATHWAYS_LONG_WAITS", "slices")
 os.environ.setdefault("PATHWAYS_COMPILATION_CACHE", str(Path(__file__).parents[1] / ".pytest_cache" / "compiled"))
 
 # What tests serve, with connections and threads, stays until the process of the tests ends.
-most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, 1 << 16), most))
+_, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (min(most_files, 1 << 16), most_files))
 
 # Tests send Ctrl-C to processes they start. Those of a shell's background job, or under nohup, would inherit that it is
 # ignored.
@@ -66,8 +66,9 @@ MANY_FILES = 200
 _open_files = 0
 
 
-def pytest_runtest_teardown() -> None:
-    """Closes the files of sessions that tests have left behind: each is part of a cycle."""
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Closes the files of sessions that earlier tests have left behind: each is part of a cycle."""
     global _open_files
     os.close(now := os.dup(2))  # the lowest number that is free
     if now > _open_files + MANY_FILES:

@@ -61,8 +61,8 @@ class BusyPoll:
         return self._looks
 
     def came(self, now: float) -> None:
-        """The wait has ended, whether the thread looked or slept. What follows from that is found out before the next
-        one: now somebody waits for what has come."""
+        """The wait has ended, whether the thread looked or slept. What follows from that is found out as the next one
+        begins: until then somebody waits for what has come."""
         self._came = now
 
     def _ended(self, now: float) -> None:

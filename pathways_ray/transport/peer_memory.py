@@ -19,7 +19,7 @@ import struct
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -62,13 +62,13 @@ Places = deque[tuple[int, int]]
 
 
 class _Share(NamedTuple):
-    """A part that one thread reads at a time: places here and there, as the system takes them, and their bytes. Some
-    begin a further `PART_BYTES`."""
+    """A part that one thread reads at a time: places here and there, as the system takes them, and their bytes; and
+    whether a multiple of `PART_BYTES` lies in it, so that who waits hears of it."""
 
     here: bytes
     there: bytes
     nbytes: int
-    begins_part: bool
+    is_said: bool
 
 
 def _table(found: Sequence[tuple[int, int]]) -> np.ndarray[Any, Any]:
@@ -87,7 +87,7 @@ def _cut(here: Places, there: Places, most: int) -> deque[_Share]:
         count = min(_first(here, most), _first(there, most))
         if not count:
             raise OSError(errno.EFAULT, os.strerror(errno.EFAULT))
-        shares.append(_Share(_taken(here, count), _taken(there, count), count, begins_part=-done % PART_BYTES < count))
+        shares.append(_Share(_taken(here, count), _taken(there, count), count, is_said=-done % PART_BYTES < count))
         done += count
     return shares
 
@@ -132,6 +132,17 @@ def places_of(arrays: Sequence[np.ndarray[Any, Any]]) -> list[tuple[int, int]] |
     return [(one.ctypes.data, one.nbytes) for one in arrays]
 
 
+def _do(promise: Future[None], work: Callable[[], None]) -> None:
+    """Does work that may have been cancelled, and says what came of it."""
+    if promise.set_running_or_notify_cancel():
+        try:
+            work()
+        except BaseException as error:
+            promise.set_exception(error.with_traceback(None))  # its frames have the promise, and all that is read
+        else:
+            promise.set_result(None)
+
+
 class PeerMemory:
     """The memory of the process that made the other ends of connections, while it lives. Any thread reads.
 
@@ -174,7 +185,7 @@ class PeerMemory:
         if is_helped or max(len(here), len(there)) > MAX_PLACES:
             shares = _cut(_places(here), _places(there), SHARE_BYTES if is_helped else total)
         else:
-            shares = deque([_Share(here.tobytes(), there.tobytes(), total, begins_part=True)] if total else ())
+            shares = deque([_Share(here.tobytes(), there.tobytes(), total, is_said=True)] if total else ())
         with self._helped(shares, begins) if is_helped else contextlib.nullcontext():
             self._read_shares(shares, begins)
         ended = select.poll()  # `select.select` takes no descriptor beyond 1,023
@@ -191,7 +202,7 @@ class PeerMemory:
             except IndexError:  # another thread has taken the last one
                 return
             try:
-                if share.begins_part:
+                if share.is_said:
                     begins()
                 here, there = share.here, share.there
                 read = self._read(self._pid, here, len(here) // 16, there, len(there) // 16, 0)
@@ -204,16 +215,20 @@ class PeerMemory:
 
     @contextlib.contextmanager
     def _helped(self, shares: deque[_Share], begins: Callable[[], None]) -> Iterator[None]:
-        """Has another thread take shares as well, if one is free. What it cannot read is an error here."""
-        helpers = _helpers()
-        helping = None
-        with contextlib.suppress(RuntimeError):  # no thread is left
-            helping = helpers.submit(self._read_shares, shares, begins) if helpers is not None else None
+        """Has another thread take shares as well, if one is free, and waits for the last that it has taken. What it
+        cannot read is an error here."""
+        helpers, helping = _helpers(), Future[None]()
+        if helpers is not None:
+            with contextlib.suppress(RuntimeError):  # no thread is left; it stays in the queue all the same
+                helpers.submit(_do, helping, functools.partial(self._read_shares, shares, begins))
         try:
             yield
         finally:
-            if helping is not None and not helping.cancel():
-                helping.result()
+            try:
+                if not helping.cancel():
+                    helping.result()
+            finally:
+                del helping  # its error has this frame, and would keep all that was read
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
         for process in getattr(self, "_processes", ()):

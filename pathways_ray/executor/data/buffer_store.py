@@ -94,7 +94,7 @@ class BufferStore:
         if not waiters:
             return False
         if len(buffers) == 1:  # most often
-            (key,) = zip(repeat(session), buffers, strict=False)
+            key = session, next(iter(buffers))
             return key in waiters and self._wake(key, later)
         unasked = {buffer for buffer in buffers if (session, buffer) not in waiters}
         if unasked and len(unasked) < len(buffers):

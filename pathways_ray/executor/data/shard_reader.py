@@ -74,7 +74,8 @@ class ShardReader:
                     shard.copy_to_host_async()
 
     def parts(self, request: int, value: Any, devices: Sequence[int]) -> Sequence[Answer]:
-        """The answer to a question for a small array, or, where it asks for no device, whether it is there."""
+        """The answer to a question for a small array, or, where it asks for no device, whether it is there. Waits for
+        all that this host has of it; raises where some of that has failed."""
         value.block_until_ready()  # raises for one that failed; to read its memory would end the process
         if not devices:
             return [wire.FetchDone(request)]

@@ -390,7 +390,8 @@ def test_who_has_waited_for_long_is_not_read_any_more(monkeypatch: pytest.Monkey
 
 def test_a_host_that_reads_for_long_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pipes, "READING_S", 0.2)
-    monkeypatch.setattr("pathways_ray.transport.peer_memory.PART_BYTES", 2 << 20)
+    for name in ("PART_BYTES", "SHARE_BYTES"):
+        monkeypatch.setattr(f"pathways_ray.transport.peer_memory.{name}", 1 << 20)
     reading = Reading()
     say = HostPipe._say
 

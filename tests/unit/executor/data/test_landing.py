@@ -88,12 +88,14 @@ def check(moves: Moves) -> None:
             np.testing.assert_array_equal(np.asarray(array), value)
 
 
-@pytest.mark.parametrize("way", ["read", "in parts", "piped", "in a message"])
+@pytest.mark.parametrize("way", ["read", "in parts", "by two threads", "piped", "in a message"])
 def test_what_lies_in_one_piece_there_is_not_joined(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     types = TYPES
     if way == "in parts":
-        monkeypatch.setattr(peer_memory, "PART_BYTES", 1000)
         monkeypatch.setattr(peer_memory, "MAX_PLACES", 3)
+    elif way == "by two threads":
+        monkeypatch.setattr(peer_memory, "SHARE_BYTES", 1000)
+        monkeypatch.setattr(peer_memory, "HELPED_BYTES", 1000)
     elif way == "piped":
         monkeypatch.setattr(near_offers, "places_of", lambda arrays: None)
     elif way == "in a message":

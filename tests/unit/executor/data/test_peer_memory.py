@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import collections
 import errno
-import functools
+import gc
 import itertools
 import os
 import resource
@@ -11,7 +12,9 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+import time
+import weakref
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -115,17 +118,96 @@ def test_two_threads_read_each_byte_once(other: Other, helped: str) -> None:
     data = np.arange(other.size, dtype=np.uint8)
     for cuts in ([100_000], [1, 0, 998, 60_000, 39_001], [7] * 14_285 + [5]):
         ends = np.cumsum([0, *cuts])
-        buffers, begun = room(*cuts), list[None]()
+        buffers, begun, both_read = room(*cuts), list[None](), threading.Event()
         places = [(other.address, 999), (other.address + 999, 0), (other.address + 999, 99_001)]
-        other.memory().read(places, buffers, functools.partial(begun.append, None))
+        memory, counts = other.memory(), collections.Counter[int]()
+        system = memory._read
+
+        def read(*what: Any, system: Any = system, counts: Any = counts, both_read: Any = both_read) -> int:
+            count: int = system(*what)
+            counts[threading.get_ident()] += count
+            both_read.set()
+            return count
+
+        def begins(begun: list[None] = begun, both_read: threading.Event = both_read) -> None:
+            begun.append(None)
+            assert helped != "in the pool" or both_read.wait(20), "the other thread takes nothing"
+
+        memory._read = read
+        memory.read(places, buffers, begins)
         for buffer, start, end in zip(buffers, ends, ends[1:], strict=False):
             np.testing.assert_array_equal(buffer, data[start:end])
         assert len(begun) == 1
+        assert sum(counts.values()) == other.size
+        assert len(counts) == (2 if helped == "in the pool" else 1)
+
+
+def test_who_helps_late_is_waited_for(other: Other, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pool that can start no thread keeps what it was given, and the next thread that it can start does that."""
+    monkeypatch.setattr(peer_memory, "SHARE_BYTES", 999)
+    monkeypatch.setattr(peer_memory, "HELPED_BYTES", 2000)
+    asked, has_begun, left = threading.get_ident(), threading.Event(), list[Callable[[], None]]()
+    memory, buffers = other.memory(), room(other.size)
+    system = memory._read
+
+    class Full:
+        def submit(self, *work: Any) -> None:
+            do, *given = work
+            left.append(lambda: do(*given))
+            raise RuntimeError("can't start new thread")
+
+    def read(*what: Any) -> int:
+        if threading.get_ident() == asked and left:
+            threading.Thread(target=left.pop(), daemon=True).start()
+            assert has_begun.wait(20)
+        elif threading.get_ident() != asked:
+            has_begun.set()
+            time.sleep(0.2)  # the other one is done meanwhile
+        return int(system(*what))
+
+    memory._read = read
+    monkeypatch.setattr(peer_memory, "_helpers", Full)
+    memory.read([(other.address, other.size)], buffers)
+    np.testing.assert_array_equal(buffers[0], np.arange(other.size, dtype=np.uint8))
+
+
+@pytest.mark.parametrize("by", ["the thread that was asked", "the other one"])
+def test_nothing_is_read_or_kept_behind_an_error(other: Other, monkeypatch: pytest.MonkeyPatch, by: str) -> None:
+    """Not even until the next search for cycles: it may be the bytes of a big array, and a client's pipe."""
+    monkeypatch.setattr(peer_memory, "SHARE_BYTES", 999)
+    monkeypatch.setattr(peer_memory, "HELPED_BYTES", 2000)
+    asked, failed, goes_on = threading.get_ident(), threading.Event(), list[None]()
+    memory = other.memory()
+    system = memory._read
+
+    def read(*what: Any) -> int:
+        if (threading.get_ident() == asked) == (by == "the thread that was asked"):
+            failed.set()
+            return 0
+        assert failed.wait(20)
+        goes_on.append(None)
+        time.sleep(0.005)  # the other one has time to say that it has failed
+        return int(system(*what))
+
+    memory._read = read
+    buffers = room(other.size)
+    kept = weakref.ref(buffers[0]), weakref.ref(memory)
+    gc.disable()
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            monkeypatch.setattr(peer_memory, "_helpers", lambda: pool)
+            with pytest.raises(OSError, match=os.strerror(errno.EFAULT)):
+                memory.read([(other.address, other.size)], buffers)
+        del buffers, memory
+        assert [one() for one in kept] == [None, None]
+        assert len(goes_on) < 50, "of 101 shares: it reads on"
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("at", [0, 50_000, 99_999])
 def test_what_one_of_two_threads_cannot_read_is_an_error(other: Other, helped: str, at: int) -> None:
-    """Wherever the place lies at which there is nothing; and the other thread reads no more then."""
+    """Wherever the place lies at which there is nothing."""
     places = [(other.address, at), (4096, 1), (other.address, 100_000 - at - 1)]
     with pytest.raises(OSError, match=os.strerror(errno.EFAULT)):
         other.memory().read(places, room(100_000))

@@ -363,13 +363,13 @@ def test_who_asks_for_many_arrays_does_not_have_them_copied_by_the_thread_that_s
 ) -> None:
     """On a host that is the thread that dispatches for all tenants. It copies for a lone fetch, which is quicker."""
     copied: list[threading.Thread] = []
-    copy = host.server.reader._elements
+    copy = host.server.reader._joined
 
-    def noted(data: jax.Array) -> np.ndarray[Any, Any]:
+    def noted(shards: Sequence[jax.Array]) -> bytes:
         copied.append(threading.current_thread())
-        return copy(data)
+        return copy(shards)
 
-    monkeypatch.setattr(host.server.reader, "_elements", noted)
+    monkeypatch.setattr(host.server.reader, "_joined", noted)
     wire.send(*[Fetch(k, 11, (0,)) for k in range(asked)])
     until(lambda: host.store.waiting() == asked)
     host.put(11, SMALL)
