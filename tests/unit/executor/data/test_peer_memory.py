@@ -186,7 +186,7 @@ def test_nothing_is_read_or_kept_behind_an_error(other: Other, monkeypatch: pyte
             return 0
         assert failed.wait(20)
         goes_on.append(None)
-        time.sleep(0.005)  # the other one has time to say that it has failed
+        time.sleep(0.05)  # the other one has time to say that it has failed
         return int(system(*what))
 
     memory._read = read
