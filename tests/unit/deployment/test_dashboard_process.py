@@ -28,7 +28,9 @@ def test_a_process_with_many_open_files_shows_a_page() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     taken = [os.dup(2) for _ in range(1100)]
     try:
-        DashboardProcess("grpc://127.0.0.1:1", "t", "").stop()
+        page = DashboardProcess("grpc://127.0.0.1:1", "t", "")
+        page.stop()
+        assert page.url.startswith("http")
     finally:
         for one in taken:
             os.close(one)
